@@ -1,0 +1,118 @@
+#include "crosscheck.hpp"
+
+#include <fmt/format.h>
+
+namespace opd::tb {
+namespace {
+
+template <class T>
+std::string show(const T& value) {
+  return fmt::format("{}", value);
+}
+std::string hex(std::uint32_t value) { return fmt::format("0x{:08X}", value); }
+std::string name_of(Mode mode) {
+  const auto index = static_cast<std::size_t>(mode);
+  return index < kModeNames.size() ? std::string(kModeNames[index]) : fmt::format("mode {}", index);
+}
+std::string name_of_cause(std::uint8_t cause) {
+  return cause < kCauseNames.size() ? std::string(kCauseNames[cause]) : fmt::format("cause {}", cause);
+}
+
+}  // namespace
+
+std::string flags_text(std::uint16_t flags) {
+  if (flags == 0) return "none";
+  std::string text;
+  for (std::size_t bit = 0; bit < 16; ++bit) {
+    if ((flags >> bit & 1u) == 0) continue;
+    if (!text.empty()) text += '|';
+    text += bit < kFlagNames.size() ? std::string(kFlagNames[bit]) : fmt::format("bit {}", bit);
+  }
+  return text;
+}
+
+std::optional<Divergence> compare_records(const std::string& left_name, const OpRecord& left,
+                                          const TapCounts& left_counts, const std::string& right_name,
+                                          const OpRecord& right, const TapCounts& right_counts) {
+  if (left == right && left_counts == right_counts) return std::nullopt;
+  Divergence d{.left = left_name, .right = right_name, .record = left};
+  const auto differ = [&](const char* field, const auto& l, const auto& r, const auto& text) {
+    if (l == r || !d.field.empty()) return;
+    d.field = field;
+    d.left_value = text(l);
+    d.right_value = text(r);
+  };
+  const auto number = [](auto v) { return show(+v); };
+  differ("seq", left.seq, right.seq, number);
+  differ("step", left.step, right.step, number);
+  differ("op", left.op, right.op, number);
+  differ("format", left.format, right.format, number);
+  differ("max_mag", left.max_mag, right.max_mag, hex);
+  differ("nonfinite_count", left.nonfinite_count, right.nonfinite_count, number);
+  differ("first_nonfinite", left.first_nonfinite, right.first_nonfinite, number);
+  differ("saturated_count", left.saturated_count, right.saturated_count, number);
+  differ("element_count", left_counts.element_count, right_counts.element_count, number);
+  differ("subnormal_count", left_counts.subnormal_count, right_counts.subnormal_count, number);
+  differ("zero_count", left_counts.zero_count, right_counts.zero_count, number);
+  differ("flags", left.flags, right.flags, flags_text);
+  differ("risk", left.risk, right.risk, number);
+  differ("cause", left.cause, right.cause, name_of_cause);
+  differ("mode", static_cast<Mode>(left.mode), static_cast<Mode>(right.mode), name_of);
+  return d;
+}
+
+std::optional<Divergence> compare_cycles(const std::string& left_name, const CycleOutput& left,
+                                         const std::string& right_name, const CycleOutput& right,
+                                         std::uint64_t cycle) {
+  std::optional<Divergence> found;
+  const auto differ = [&](const char* pin, const auto& l, const auto& r, const auto& text) {
+    if (l == r || found) return;
+    found = Divergence{.left = left_name, .right = right_name, .field = pin, .left_value = text(l),
+                       .right_value = text(r)};
+    if (left.record_valid) found->record = left.record;
+    if (right.record_valid && !left.record_valid) found->record = right.record;
+  };
+  const auto number = [](auto v) { return show(+v); };
+  differ("record_valid", left.record_valid, right.record_valid, number);
+  if (!found && left.record_valid) {
+    found = compare_records(left_name, left.record, left.counts, right_name, right.record, right.counts);
+  }
+  differ("mode_o", left.mode, right.mode, name_of);
+  differ("stat_ready", left.stat_ready, right.stat_ready, number);
+  differ("queue_level", left.queue_level, right.queue_level, number);
+  differ("queue_high_water", left.queue_high_water, right.queue_high_water, number);
+  differ("unseen_count", left.unseen_count, right.unseen_count, number);
+  if (found) found->cycle = cycle;
+  return found;
+}
+
+RecordComparison compare_streams(const std::string& left_name, std::span<const Completion> left,
+                                 const std::string& right_name, std::span<const Completion> right) {
+  RecordComparison result{.left = left_name, .right = right_name};
+  const auto note = [&](Divergence d, const Completion& where) {
+    ++result.mismatches;
+    if (result.first) return;
+    if (where.record_cycle != 0) {
+      d.cycle = where.record_cycle;
+      d.last_beat_cycle = where.last_beat_cycle;
+    }
+    result.first = std::move(d);
+  };
+  const std::size_t common = std::min(left.size(), right.size());
+  for (std::size_t i = 0; i < common; ++i) {
+    ++result.compared;
+    auto d = compare_records(left_name, left[i].record, left[i].counts, right_name, right[i].record,
+                             right[i].counts);
+    if (d) note(std::move(*d), left[i].record_cycle != 0 ? left[i] : right[i]);
+  }
+  if (left.size() != right.size()) {
+    const Completion& extra = left.size() > right.size() ? left[common] : right[common];
+    note(Divergence{.left = left_name, .right = right_name, .field = "number of records",
+                    .left_value = show(left.size()), .right_value = show(right.size()),
+                    .record = extra.record},
+         extra);
+  }
+  return result;
+}
+
+}  // namespace opd::tb

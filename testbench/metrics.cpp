@@ -1,0 +1,114 @@
+#include "metrics.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "opd/reference/cpu.hpp"
+
+namespace opd::tb {
+namespace {
+
+/// One sample of one operator, in the order of its execution.
+struct Sample {
+  std::uint32_t step;
+  bool nonfinite;
+  bool alarm;
+  Mode mode;  ///< after it
+};
+
+/// The first non-finite sample of a history and the warning before it. An alarm stands while its operator is not in FAST.
+std::optional<Incident> first_incident(std::uint16_t op, std::span<const Sample> history) {
+  const auto bad = std::find_if(history.begin(), history.end(), [](const Sample& s) { return s.nonfinite; });
+  if (bad == history.end()) return std::nullopt;
+  Incident incident{.op = op, .step = bad->step};
+  Mode mode = Mode::kFast;
+  std::optional<std::uint32_t> standing_since;
+  for (auto sample = history.begin(); sample != bad; ++sample) {
+    if (sample->mode == Mode::kFast) {
+      standing_since.reset();
+    } else if (mode == Mode::kFast) {
+      standing_since = sample->step;
+    }
+    mode = sample->mode;
+    if (sample->alarm && !incident.first_alarm && bad->step - sample->step <= kLeadWindow) {
+      incident.first_alarm = sample->step;
+    }
+  }
+  incident.mode_before = mode;
+  if (standing_since) incident.lead_steps = std::min(bad->step - *standing_since, kLeadWindow);
+  return incident;
+}
+
+}  // namespace
+
+DetectionQuality assess(const OperatorStream& operators, std::span<const Completion> completions,
+                        const Config& config) {
+  DetectionQuality quality;
+  quality.probe_steps = completions.size();
+  std::vector<std::vector<Sample>> history(operators.probes());
+  std::vector<bool> gone_bad(operators.probes(), false);
+  std::vector<std::uint16_t> order_of_failure;
+  for (const Completion& completion : completions) {
+    const OpRecord& r = completion.record;
+    const bool nonfinite = r.nonfinite_count > 0;
+    const bool alarm = r.risk >= config.risk_stable;
+    history[r.op].push_back({r.step, nonfinite, alarm, static_cast<Mode>(r.mode)});
+    if (nonfinite && !gone_bad[r.op]) {
+      gone_bad[r.op] = true;
+      order_of_failure.push_back(r.op);
+    }
+    if (alarm && !gone_bad[r.op]) ++quality.alarms;
+    if ((r.flags & kAlarmFlags) != 0) ++quality.flagged;
+    for (std::size_t flag = 0; flag < kFlagNames.size(); ++flag) quality.flag_counts[flag] += r.flags >> flag & 1u;
+    const auto cause = static_cast<Cause>(r.cause);
+    if (static_cast<Mode>(r.mode) == Mode::kStable && (cause == Cause::kRisk || cause == Cause::kNonfinite)) {
+      ++quality.downshifts;
+    }
+  }
+  for (const std::uint16_t op : order_of_failure) {
+    if (auto incident = first_incident(op, history[op])) quality.incidents.push_back(*incident);
+  }
+  const trace::Trace& trace = operators.trace();
+  for (const Incident& incident : quality.incidents) {
+    const trace::Probe& probe = trace.probes()[incident.op];
+    const bool named = trace.first_bad() && trace.first_bad()->op == probe.name;
+    const bool forward = !trace.first_bad() && probe.kind == trace::ProbeKind::kActivation;
+    if ((named || forward) && !quality.first) quality.first = incident;
+  }
+  if (!quality.first && !quality.incidents.empty()) quality.first = quality.incidents.front();
+  return quality;
+}
+
+std::vector<SampledLead> lead_when_sampled(const OperatorStream& operators, const Incident& incident,
+                                           const DeviceParameters& parameters, const Config& config) {
+  std::vector<SampledLead> leads;
+  for (const unsigned every : {1u, 2u, 4u, 8u, 16u, 32u, 64u}) {
+    ref::CpuReference reference(parameters, config);
+    std::vector<Sample> history;
+    std::uint32_t seq = 0;
+    for (std::size_t step = 0; step < operators.steps(); ++step) {
+      const std::size_t tag = step * operators.probes() + incident.op;
+      const Operator op = operators.at(tag);
+      const bool is_incident = op.descriptor.step == incident.step;
+      if (step % every != 0 && !is_incident) continue;
+      const TapSummary summary = operators.trace().statistic(step, incident.op);
+      const OpRecord record = *reference.complete(seq++, op.descriptor, summary);
+      history.push_back({record.step, record.nonfinite_count > 0, record.risk >= config.risk_stable,
+                         static_cast<Mode>(record.mode)});
+    }
+    const auto found = first_incident(incident.op, history);
+    leads.push_back({every, found ? found->lead_steps : 0});
+  }
+  return leads;
+}
+
+Spread spread_of(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const auto at = [&](double quantile) {
+    return values[static_cast<std::size_t>(quantile * static_cast<double>(values.size() - 1))];
+  };
+  return {values.front(), at(0.5), at(0.99), values.back()};
+}
+
+}  // namespace opd::tb

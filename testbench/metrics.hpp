@@ -1,0 +1,67 @@
+#pragma once
+// Detection quality, reaction and overhead of one replayed trace. Definitions: docs/metrics.md.
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "operators.hpp"
+#include "paths/path_result.hpp"
+
+namespace opd::tb {
+
+/// The first non-finite value of one operator, and what the device had said of that operator before.
+struct Incident {
+  std::uint16_t op = 0;
+  std::uint32_t step = 0;
+  std::uint32_t lead_steps = 0;               ///< for how many steps an alarm had been standing; 0 = no warning
+  std::optional<std::uint32_t> first_alarm;   ///< step of the first alarm in the window before
+  Mode mode_before = Mode::kFast;             ///< the mode it ran in when it happened
+};
+
+inline constexpr std::uint32_t kLeadWindow = 128;  ///< steps before the incident in which alarms are looked for
+
+struct DetectionQuality {
+  std::vector<Incident> incidents;      ///< one per operator that went non-finite, in seq order
+  std::optional<Incident> first;        ///< of the operator that the label names, else of the earliest forward probe
+  std::uint64_t probe_steps = 0;
+  std::uint64_t alarms = 0;             ///< records with risk >= RISK.STABLE before the first incident of their op
+  std::uint64_t flagged = 0;            ///< records with any alarm flag
+  std::uint64_t downshifts = 0;         ///< changes FAST to STABLE
+  std::array<std::uint64_t, kFlagNames.size()> flag_counts{};
+  [[nodiscard]] double alarms_per_1000() const {
+    return probe_steps == 0 ? 0.0 : 1000.0 * static_cast<double>(alarms) / static_cast<double>(probe_steps);
+  }
+};
+
+[[nodiscard]] DetectionQuality assess(const OperatorStream& operators, std::span<const Completion> completions,
+                                      const Config& config);
+
+/// Lead that is left when software looks at the incident's operator only every n-th step.
+struct SampledLead {
+  unsigned every = 1;
+  std::uint32_t lead_steps = 0;
+};
+[[nodiscard]] std::vector<SampledLead> lead_when_sampled(const OperatorStream& operators, const Incident& incident,
+                                                         const DeviceParameters& parameters, const Config& config);
+
+struct Spread {
+  double minimum = 0, median = 0, p99 = 0, maximum = 0;
+};
+[[nodiscard]] Spread spread_of(std::vector<double> values);
+
+/// What a GPU would need for the same decision without the hardware unit. Computed, not measured; the assumptions and their
+/// sources are in docs/metrics.md and travel with every figure.
+struct GpuModel {
+  double launch_us = 3.8;            ///< one kernel, launches overlapped
+  double synchronise_us = 6.7;       ///< launch and synchronise, less the kernel itself and an overlapped launch
+  double host_decision_us = 0.1;
+  double register_write_us = 1.0;    ///< posted write over PCIe
+  double bandwidth_bytes_per_us = 4.8e6;  ///< HBM3e of an H200
+  [[nodiscard]] double reaction_us(double bytes) const {
+    return launch_us + bytes / bandwidth_bytes_per_us + synchronise_us + host_decision_us + register_write_us;
+  }
+};
+
+}  // namespace opd::tb

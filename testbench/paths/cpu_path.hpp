@@ -1,0 +1,16 @@
+#pragma once
+// The CPU reference as a path: real elements through `summarise`, every completion timed.
+#include <span>
+
+#include "operators.hpp"
+#include "paths/path_result.hpp"
+
+namespace opd::tb {
+
+/// Runs the operators in the order of `order` (tags by seq; a tag of kUnseen is a completion that the device dropped and
+/// keeps its seq). An empty `order` means program order.
+inline constexpr std::size_t kUnseen = ~std::size_t{0};
+[[nodiscard]] PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& parameters,
+                                 const Config& config, std::span<const std::size_t> order = {});
+
+}  // namespace opd::tb

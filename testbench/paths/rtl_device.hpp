@@ -1,0 +1,201 @@
+#pragma once
+// The Verilated device at pin level. One instance per run; the default and the small configuration and the
+// mutated copy are the same class on different Verilated models.
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <verilated.h>
+#include <verilated_fst_c.h>
+
+#include "paths/pin_device.hpp"
+
+namespace opd::tb {
+
+/// Clock cycles [first, last] whose waveform is wanted; edge numbers count from reset release.
+struct WaveformWindow {
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+  std::filesystem::path file;
+};
+
+namespace detail {
+
+/// Verilator gives a port of up to 8, 16, 32, 64 bits an integer, a wider one an array of 32-bit words.
+template <class Port>
+void assign_bytes(Port& port, const std::uint8_t* bytes) {
+  std::memcpy(&port, bytes, sizeof(Port));  // Verilated words are little endian, like data[]
+}
+
+}  // namespace detail
+
+template <class Model>
+class RtlDevice final : public PinDevice {
+ public:
+  /// `seed` sets what uninitialised state holds. Holds reset for two cycles, then releases it.
+  RtlDevice(const Config& config, std::optional<WaveformWindow> window = {}, int seed = 1)
+      : window_(std::move(window)) {
+    context_.randReset(2);
+    context_.randSeed(seed);
+    if (window_) context_.traceEverOn(true);
+    model_ = std::make_unique<Model>(&context_);
+    if (window_) {
+      trace_ = std::make_unique<VerilatedFstC>();
+      model_->trace(trace_.get(), 99);
+    }
+    pack_config(config);
+    reset();
+  }
+  ~RtlDevice() override {
+    if (trace_ && trace_open_) trace_->close();
+    model_->final();
+  }
+  RtlDevice(const RtlDevice&) = delete;
+  RtlDevice& operator=(const RtlDevice&) = delete;
+
+  void reset() override {
+    model_->beat_valid_i = 0;
+    model_->stat_valid_i = 0;
+    model_->mode_op_i = 0;
+    model_->clk_i = 0;
+    model_->rst_ni = 1;
+    model_->eval();
+    model_->rst_ni = 0;
+    for (int half = 0; half < 4; ++half) {
+      model_->clk_i = half % 2 == 0;
+      model_->eval();
+      context_.timeInc(1);
+    }
+    model_->rst_ni = 1;
+    model_->eval();
+    cycle_ = 0;
+  }
+
+  CycleOutput peek(const CycleInput& input) override {
+    drive(input);
+    settle();
+    CycleOutput output;
+    output.record_valid = model_->record_valid_o != 0;
+    output.stat_ready = model_->stat_ready_o != 0;
+    output.mode = static_cast<Mode>(model_->mode_o);
+    output.queue_level = model_->queue_level_o;
+    output.queue_high_water = model_->queue_high_water_o;
+    output.unseen_count = model_->unseen_count_o;
+    if (output.record_valid) {
+      output.record = {.seq = model_->record_seq_o,
+                       .step = model_->record_step_o,
+                       .op = model_->record_op_o,
+                       .format = model_->record_format_o,
+                       .mode = model_->record_mode_o,
+                       .max_mag = model_->record_max_mag_o,
+                       .nonfinite_count = model_->record_nonfinite_count_o,
+                       .first_nonfinite = model_->record_first_nonfinite_o,
+                       .saturated_count = model_->record_saturated_count_o,
+                       .flags = model_->record_flags_o,
+                       .risk = model_->record_risk_o,
+                       .cause = model_->record_cause_o};
+      output.counts = {.element_count = model_->record_element_count_o,
+                       .subnormal_count = model_->record_subnormal_count_o,
+                       .zero_count = model_->record_zero_count_o};
+    }
+    return output;
+  }
+
+  void edge() override {
+    model_->clk_i = 1;
+    model_->eval();
+    ++cycle_;
+    dump();
+    model_->clk_i = 0;
+  }
+
+  /// drive() + edge() without reading outputs: what a bare simulation of the device costs.
+  void run_cycle(const CycleInput& input) {
+    drive(input);
+    settle();
+    edge();
+  }
+  [[nodiscard]] bool record_valid() const { return model_->record_valid_o != 0; }
+  [[nodiscard]] std::uint64_t cycle() const override { return cycle_; }
+
+ private:
+  void drive(const CycleInput& input) {
+    model_->beat_valid_i = input.beat_valid;
+    if (input.beat_valid) {
+      const OpDescriptor& d = input.beat.descriptor;
+      model_->beat_stream_i = input.beat.stream;
+      model_->beat_op_i = d.op;
+      model_->beat_format_i = static_cast<std::uint8_t>(d.format) & 7u;
+      model_->beat_step_i = d.step;
+      model_->beat_scale_log2_i = static_cast<std::uint8_t>(d.scale_log2);
+      model_->beat_last_i = input.beat.last;
+      detail::assign_bytes(model_->beat_lane_en_i,
+                           reinterpret_cast<const std::uint8_t*>(&input.beat.lane_enable));
+      detail::assign_bytes(model_->beat_data_i, input.beat.data.data());
+    }
+    model_->stat_valid_i = input.stat_valid;
+    if (input.stat_valid) {
+      const OpDescriptor& d = input.statistic.descriptor;
+      const TapSummary& s = input.statistic.summary;
+      model_->stat_op_i = d.op;
+      model_->stat_format_i = static_cast<std::uint8_t>(d.format) & 7u;
+      model_->stat_step_i = d.step;
+      model_->stat_scale_log2_i = static_cast<std::uint8_t>(d.scale_log2);
+      model_->stat_max_mag_i = s.max_mag;
+      model_->stat_element_count_i = s.element_count;
+      model_->stat_nonfinite_count_i = s.nonfinite_count;
+      model_->stat_first_nonfinite_i = s.first_nonfinite;
+      model_->stat_saturated_count_i = s.saturated_count;
+      model_->stat_subnormal_count_i = s.subnormal_count;
+      model_->stat_zero_count_i = s.zero_count;
+    }
+    model_->mode_op_i = input.mode_op;
+  }
+
+  void settle() {
+    model_->eval();
+    dump();
+  }
+
+  void dump() {
+    context_.timeInc(1);
+    if (!trace_) return;
+    const bool inside = cycle_ >= window_->first && cycle_ <= window_->last;
+    if (inside && !trace_open_) {
+      trace_->open(window_->file.c_str());
+      trace_open_ = true;
+    }
+    if (inside) {
+      trace_->dump(context_.time());
+    } else if (trace_open_ && cycle_ > window_->last) {
+      trace_->close();
+      trace_.reset();
+    }
+  }
+
+  void pack_config(const Config& config) {
+    std::array<std::uint8_t, sizeof(model_->cfg_i)> bytes{};
+    for (const ConfigField& field : kConfigFields) {
+      const auto value = static_cast<std::uint32_t>(field.get(config));
+      for (unsigned bit = 0; bit < field.width; ++bit) {
+        const unsigned position = field.packed_low + bit;
+        if ((value >> bit & 1u) != 0) {
+          bytes[position / 8] = static_cast<std::uint8_t>(bytes[position / 8] | 1u << position % 8);
+        }
+      }
+    }
+    detail::assign_bytes(model_->cfg_i, bytes.data());
+  }
+
+  VerilatedContext context_;
+  std::optional<WaveformWindow> window_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<VerilatedFstC> trace_;
+  bool trace_open_ = false;
+  std::uint64_t cycle_ = 0;
+};
+
+}  // namespace opd::tb

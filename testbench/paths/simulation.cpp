@@ -1,0 +1,216 @@
+#include "paths/simulation.hpp"
+
+#include <chrono>
+#include <stdexcept>
+
+#include <systemc>
+
+#include "device.hpp"
+#include "loosely_timed.hpp"
+#include "vector_unit.hpp"
+
+namespace opd::tb {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+const sc_core::sc_time kHalfPeriod(0.5, sc_core::SC_NS);  // 1 GHz
+
+/// A clock that stops, so that a simulation with nothing left to do returns by itself.
+class GatedClock : public sc_core::sc_module {
+ public:
+  sc_core::sc_out<bool> clk{"clk"};
+  SC_HAS_PROCESS(GatedClock);
+  explicit GatedClock(sc_core::sc_module_name name) : sc_core::sc_module(name) {
+    SC_METHOD(toggle_);
+    dont_initialize();
+    sensitive << tick_;
+  }
+  void start() {
+    running_ = true;
+    tick_.notify(kHalfPeriod);
+  }
+  void stop() { running_ = false; }
+
+ private:
+  void toggle_() {
+    level_ = !level_;
+    clk.write(level_);
+    if (running_ || level_) tick_.notify(kHalfPeriod);  // always ends low
+  }
+  sc_core::sc_event tick_;
+  bool running_ = false;
+  bool level_ = false;
+};
+
+}  // namespace
+
+/// Everything that is elaborated, and the monitor that samples the pins between two edges: at the falling edge the
+/// outputs of the last rising edge and the inputs of the next one are both settled.
+struct Simulation::Modules : public sc_core::sc_module {
+  SC_HAS_PROCESS(Modules);
+
+  Modules(sc_core::sc_module_name name, const SimulationOptions& options)
+      : sc_core::sc_module(name),
+        clock("clock"),
+        unit("vector_unit",
+             sc::VectorUnitParameters{.lane_latency = options.lane_latency, .bubbles = options.bubbles,
+                                      .streams = options.streams},
+             options.device),
+        device("device", options.device, options.config),
+        lt_unit("lt_unit", sc::LooselyTimedParameters{.bubbles = options.bubbles}, options.device),
+        lt_device("lt_device", options.device, options.loosely_timed_config) {
+    clock.clk(clk);
+    unit.clk(clk);
+    unit.rst_n(rst_n);
+    unit.beat_valid(beat_valid);
+    unit.beat(beat);
+    unit.stat_valid(stat_valid);
+    unit.statistic(statistic);
+    unit.stat_ready(stat_ready);
+    unit.mode_op(mode_op);
+    unit.mode(mode);
+    unit.done(done);
+    device.clk(clk);
+    device.rst_n(rst_n);
+    device.beat_valid(beat_valid);
+    device.beat(beat);
+    device.stat_valid(stat_valid);
+    device.statistic(statistic);
+    device.stat_ready(stat_ready);
+    device.mode_op(mode_op);
+    device.mode(mode);
+    device.record_valid(record_valid);
+    device.record(record);
+    device.counts(counts);
+    device.queue_level(queue_level);
+    device.queue_high_water(queue_high_water);
+    device.unseen_count(unseen_count);
+    lt_unit.socket.bind(lt_device.socket);
+
+    SC_METHOD(monitor_);
+    dont_initialize();
+    sensitive << clk.negedge_event();
+  }
+
+  void monitor_() {
+    if (!rst_n.read()) return;
+    ++cycle;
+    input.beat_valid = beat_valid.read();
+    input.stat_valid = stat_valid.read();
+    input.mode_op = mode_op.read();
+    if (input.beat_valid) input.beat = beat.read();
+    if (input.stat_valid) input.statistic = statistic.read();
+    CycleOutput out;
+    out.record_valid = record_valid.read();
+    out.stat_ready = stat_ready.read();
+    out.mode = mode.read();
+    out.queue_level = static_cast<std::uint8_t>(queue_level.read());
+    out.queue_high_water = static_cast<std::uint8_t>(queue_high_water.read());
+    out.unseen_count = unseen_count.read();
+    if (out.record_valid) {
+      out.record = record.read();
+      out.counts = counts.read();
+    }
+    if (observe) observe(input);
+    note_pushes_();
+    note_record_(out, result.systemc);
+    if (rtl != nullptr) compare_(out);
+    result.systemc.cycles = cycle;
+    const bool quiet = done.read() && out.queue_level == 0 && !out.record_valid && !input.beat_valid &&
+                       !input.stat_valid;
+    idle_cycles = quiet ? idle_cycles + 1 : 0;
+    if (idle_cycles == kDrainCycles) clock.stop();
+  }
+
+  /// Completions in the order of their seq: a statistic accepted at an edge is pushed at that edge, a last beat one later.
+  void note_pushes_() {
+    if (input.stat_valid && stat_ready.read()) push_cycles.push_back({cycle, false});
+    if (input.beat_valid) {
+      ++result.systemc.beats;
+      if (input.beat.last) push_cycles.push_back({cycle, true});
+    }
+  }
+
+  void note_record_(const CycleOutput& out, PathResult& path) {
+    if (!out.record_valid) return;
+    const std::size_t seq = out.record.seq;
+    if (seq >= push_cycles.size() || seq >= issued.size()) {
+      throw std::logic_error("the device reports a completion that the vector unit did not make");
+    }
+    path.completions.push_back({.tag = issued[seq].tag,
+                                .last_beat_cycle = push_cycles[seq].cycle,
+                                .record_cycle = cycle,
+                                .mode_at_issue = issued[seq].mode,
+                                .from_beats = push_cycles[seq].from_beats,
+                                .record = out.record,
+                                .counts = out.counts});
+    if (on_progress && path.completions.size() % 4096 == 0) on_progress(path.completions.size());
+  }
+
+  void compare_(const CycleOutput& out) {
+    const auto start = Clock::now();
+    const CycleOutput rtl_out = rtl->peek(input);
+    rtl->edge();
+    result.rtl.seconds += seconds_since(start);
+    ++result.cycles_compared;
+    if (rtl_out.record_valid && rtl_out.record.seq < push_cycles.size()) note_record_(rtl_out, result.rtl);
+    if (auto divergence = compare_cycles("rtl", rtl_out, "systemc", out, cycle)) {
+      result.cycle_mismatches = 1;
+      if (divergence->record && divergence->record->seq < push_cycles.size()) {
+        divergence->last_beat_cycle = push_cycles[divergence->record->seq].cycle;
+      }
+      result.divergence = std::move(divergence);
+      clock.stop();
+    }
+  }
+
+  static constexpr unsigned kDrainCycles = 8;  // longer than the pipeline from the last beat to its record
+
+  struct Push {
+    std::uint64_t cycle;
+    bool from_beats;
+  };
+  struct Issued {
+    std::size_t tag;
+    Mode mode;
+  };
+
+  sc_core::sc_signal<bool> clk{"clk"}, rst_n{"rst_n"}, beat_valid{"beat_valid"}, stat_valid{"stat_valid"},
+      stat_ready{"stat_ready"}, record_valid{"record_valid"}, done{"done"};
+  sc_core::sc_signal<Beat> beat{"beat"};
+  sc_core::sc_signal<Statistic> statistic{"statistic"};
+  sc_core::sc_signal<std::uint16_t> mode_op{"mode_op"};
+  sc_core::sc_signal<Mode> mode{"mode"};
+  sc_core::sc_signal<OpRecord> record{"record"};
+  sc_core::sc_signal<TapCounts> counts{"counts"};
+  sc_core::sc_signal<unsigned> queue_level{"queue_level"}, queue_high_water{"queue_high_water"},
+      unseen_count{"unseen_count"};
+
+  GatedClock clock;
+  sc::VectorUnit unit;
+  sc::Device device;
+  sc::LooselyTimedUnit lt_unit;
+  sc::LooselyTimedDevice lt_device;
+
+  // State of the run in progress.
+  PinDevice* rtl = nullptr;
+  std::function<void(const CycleInput&)> observe;
+  std::function<void(std::size_t)> on_progress;
+  std::uint64_t cycle = 0;
+  unsigned idle_cycles = 0;
+  CycleInput input;
+  std::vector<Push> push_cycles;  // by seq
+  std::vector<Issued> issued;     // by seq
+  LockstepResult result;
+};
+
+Simulation::Simulation(const SimulationOptions& options)
+    : modules_(std::make_unique<Modules>("opd", options)) {}
+Simulation::~Simulation() = default;
+
+}  // namespace opd::tb
