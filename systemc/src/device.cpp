@@ -13,7 +13,8 @@ const DeviceParameters& checked(const DeviceParameters& parameters, const Config
 
 }  // namespace
 
-Device::Device(sc_core::sc_module_name name, const DeviceParameters& parameters, const Config& config)
+Device::Device(sc_core::sc_module_name name, const DeviceParameters& parameters,
+               const Config& config)
     : sc_core::sc_module(name),
       parameters_(checked(parameters, config)),
       tap_(parameters),
@@ -36,7 +37,8 @@ void Device::on_clock_() {
     reset_();
     return;
   }
-  // From the last block to the first: each finds the registers of the block before it as they were before the edge.
+  // From the last block to the first: each finds the registers of the block before it as they were
+  // before the edge.
   const bool statistic_taken = stat_valid.read() && statistic_fits_();
 
   bool detected = false;
@@ -80,7 +82,8 @@ void Device::reset_() {
   drive_registers_();
 }
 
-/// Numbers a completion and pushes it. One that is illegal or finds the queue full is lost, but never silently.
+/// Numbers a completion and pushes it. One that is illegal or finds the queue full is lost, but
+/// never silently.
 void Device::complete_(const Statistic& completed) {
   const Completion completion{next_seq_++, completed};
   const bool seen = is_legal(completed.descriptor, parameters_.num_ops) && queue_.push(completion);

@@ -30,8 +30,8 @@ struct WordOfBytes<4> {
   using Type = std::uint32_t;
 };
 
-/// The loops below count in the element's own width, so that a vector register counts as many elements as it holds.
-/// A block is short enough for its counts to fit that width.
+/// The loops below count in the element's own width, so that a vector register counts as many
+/// elements as it holds. A block is short enough for its counts to fit that width.
 template <Format kFormat>
 struct Lane {
   static constexpr FormatProperties kLayout = properties(kFormat);
@@ -51,7 +51,8 @@ struct Lane {
 
 /// Adds one block to `total`. `position` is the index of the block's first element in the run.
 template <Format kFormat>
-void add_block(const std::byte* elements, std::size_t count, std::uint64_t position, ElementStatistics& total) {
+void add_block(const std::byte* elements, std::size_t count, std::uint64_t position,
+               ElementStatistics& total) {
   using L = Lane<kFormat>;
   using Word = typename L::Word;
 
@@ -93,7 +94,8 @@ ElementStatistics statistics_of(const std::byte* elements, std::size_t count) {
   using L = Lane<kFormat>;
   ElementStatistics total;
   for (std::size_t done = 0; done < count; done += L::kBlock) {
-    add_block<kFormat>(elements + done * sizeof(typename L::Word), std::min(L::kBlock, count - done), done, total);
+    add_block<kFormat>(elements + done * sizeof(typename L::Word),
+                       std::min(L::kBlock, count - done), done, total);
   }
   return total;
 }
@@ -102,11 +104,16 @@ ElementStatistics statistics_of(const std::byte* elements, std::size_t count) {
 
 ElementStatistics element_statistics(Format format, const std::byte* elements, std::size_t count) {
   switch (format) {
-    case Format::kFp16: return statistics_of<Format::kFp16>(elements, count);
-    case Format::kBf16: return statistics_of<Format::kBf16>(elements, count);
-    case Format::kE4m3: return statistics_of<Format::kE4m3>(elements, count);
-    case Format::kE5m2: return statistics_of<Format::kE5m2>(elements, count);
-    case Format::kFp32: return statistics_of<Format::kFp32>(elements, count);
+    case Format::kFp16:
+      return statistics_of<Format::kFp16>(elements, count);
+    case Format::kBf16:
+      return statistics_of<Format::kBf16>(elements, count);
+    case Format::kE4m3:
+      return statistics_of<Format::kE4m3>(elements, count);
+    case Format::kE5m2:
+      return statistics_of<Format::kE5m2>(elements, count);
+    case Format::kFp32:
+      return statistics_of<Format::kFp32>(elements, count);
   }
   return {};
 }
@@ -118,7 +125,8 @@ ElementStatistics beat_statistics(Format format, const std::byte* elements, std:
   const std::uint64_t disabled = ~lane_enable & all_lanes;
   if (disabled == 0) return element_statistics(format, elements, count);
 
-  // A disabled lane enters as +0, the identity of every field but two, which are corrected afterwards.
+  // A disabled lane enters as +0, the identity of every field but two, which are corrected
+  // afterwards.
   const std::size_t element_bytes = properties(format).element_bytes();
   std::byte lanes[kMaxBeatBytes];
   std::memcpy(lanes, elements, count * element_bytes);

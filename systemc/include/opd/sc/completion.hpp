@@ -1,5 +1,6 @@
 #pragma once
-// What travels from the tap or the sideband through the op queue to the detection unit, and out of it.
+// What travels from the tap or the sideband through the op queue to the detection unit, and out of
+// it.
 #include <cstdint>
 
 #include "opd/sc/format.hpp"

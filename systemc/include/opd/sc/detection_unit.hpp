@@ -37,15 +37,16 @@ class DetectionUnit {
     state_ = State::kWrite;
   }
 
-  /// The edge that leaves WRITE. Precondition: state() is WRITE. `mode_changed` tells whether the register got a new value.
+  /// The edge that leaves WRITE. Precondition: state() is WRITE. `mode_changed` tells whether the
+  /// register got a new value.
   Detection write(ModeRegisters& modes, bool& mode_changed) {
     const OpDescriptor& descriptor = completion_.statistic.descriptor;
     const TapSummary& summary = completion_.statistic.summary;
 
     const std::uint16_t flags = engine_.detect(descriptor, summary, op_state_.forecast);
     const std::uint8_t score = risk(config_, flags);
-    const Transition transition = controller_.advance(modes.read(descriptor.op), descriptor.step, flags, score,
-                                                      op_state_.controller);
+    const Transition transition = controller_.advance(modes.read(descriptor.op), descriptor.step,
+                                                      flags, score, op_state_.controller);
     mode_changed = modes.write(descriptor.op, transition.mode);
     memory_[descriptor.op] = op_state_;
     state_ = State::kRead;

@@ -25,7 +25,8 @@ class DownshiftController {
  public:
   explicit DownshiftController(const Config& config) : config_(config) {}
 
-  /// Steps since the last completion: a signed byte, of which a negative value (roll-back) counts as 0.
+  /// Steps since the last completion: a signed byte, of which a negative value (roll-back) counts
+  /// as 0.
   static constexpr unsigned elapsed_steps(std::uint32_t step, std::uint8_t last_step) {
     const auto difference = static_cast<std::int8_t>(static_cast<std::uint8_t>(step - last_step));
     return difference > 0 ? static_cast<unsigned>(difference) : 0;

@@ -8,7 +8,8 @@
 
 namespace opd::sc {
 
-inline constexpr std::uint64_t kNoIndex = ~std::uint64_t{0};  ///< first_nonfinite when every element is finite
+inline constexpr std::uint64_t kNoIndex =
+    ~std::uint64_t{0};  ///< first_nonfinite when every element is finite
 
 /// Statistic over a run of elements, before counters saturate.
 struct ElementStatistics {
@@ -27,17 +28,19 @@ struct ElementStatistics {
 /// Shape : `elements` holds count * element_bytes bytes, packed, little endian, at any alignment.
 /// Empty : count = 0 gives the default value.
 /// Format: an element of an unknown format is no element: the result is the default value.
-/// Cost  : one pass over the bytes, in loops that the compiler vectorises; a second one over those blocks that hold
+/// Cost  : one pass over the bytes, in loops that the compiler vectorises; a second one over those
+/// blocks that hold
 ///         a saturated or non-finite element.
 ElementStatistics element_statistics(Format format, const std::byte* elements, std::size_t count);
 
 /// As above for one beat: elements whose lane_enable bit is 0 take no part but keep their index.
-/// Precondition: count <= 64 and count * element_bytes <= kMaxBeatBytes; lane_enable bits from `count` up are ignored.
+/// Precondition: count <= 64 and count * element_bytes <= kMaxBeatBytes; lane_enable bits from
+/// `count` up are ignored.
 ElementStatistics beat_statistics(Format format, const std::byte* elements, std::size_t count,
                                   std::uint64_t lane_enable);
 
-/// Counter saturation. With counters of C bits, counts stop at 2^C - 1 and indices at 2^C - 2, because 2^C - 1 cannot
-/// be told from "none" in a C-bit register.
+/// Counter saturation. With counters of C bits, counts stop at 2^C - 1 and indices at 2^C - 2,
+/// because 2^C - 1 cannot be told from "none" in a C-bit register.
 class CounterLimit {
  public:
   /// counter_width = C, 2..32.
@@ -56,8 +59,9 @@ class CounterLimit {
     return {.max_mag = statistics.max_mag,
             .element_count = count(statistics.element_count),
             .nonfinite_count = count(statistics.nonfinite_count),
-            .first_nonfinite =
-                statistics.first_nonfinite == kNoIndex ? kNoElement : index(statistics.first_nonfinite),
+            .first_nonfinite = statistics.first_nonfinite == kNoIndex
+                                   ? kNoElement
+                                   : index(statistics.first_nonfinite),
             .saturated_count = count(statistics.saturated_count),
             .subnormal_count = count(statistics.subnormal_count),
             .zero_count = count(statistics.zero_count)};

@@ -1,5 +1,6 @@
 #pragma once
-// Element formats and the log2 code of a magnitude. Source: docs/numerics.md, "Formats" and "Log2 code".
+// Element formats and the log2 code of a magnitude. Source: docs/numerics.md, "Formats" and "Log2
+// code".
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +36,9 @@ inline constexpr std::array<FormatProperties, 5> kFormats = {{
 }};
 
 /// False for the codes 5..255 that no format has.
-constexpr bool is_format(Format format) { return static_cast<std::size_t>(format) < kFormats.size(); }
+constexpr bool is_format(Format format) {
+  return static_cast<std::size_t>(format) < kFormats.size();
+}
 
 /// Precondition: is_format(format).
 constexpr const FormatProperties& properties(Format format) {
@@ -45,7 +48,8 @@ constexpr const FormatProperties& properties(Format format) {
 /// log2 of a magnitude as a signed fixed-point number with 5 fraction bits: 32 is one doubling.
 ///
 /// Range : -4063..4096 (14 bits signed).
-/// Exact : monotone in the magnitude; within 0.045 bit of log2 for normal numbers. Exponent field 0 is read like any
+/// Exact : monotone in the magnitude; within 0.045 bit of log2 for normal numbers. Exponent field 0
+/// is read like any
 ///         other, so zero has a code too; callers ask only for magnitudes above 0.
 /// Wider : bits above the format's magnitude (a statistic may carry any 32 bits) are ignored.
 /// Errors: none; precondition is_format(format).
@@ -66,8 +70,9 @@ constexpr int log2_code(Format format, std::uint32_t max_mag) {
 
 /// The LIMIT register of a format, in 1/32 bit. Precondition: is_format(format).
 constexpr int limit(const Config& config, Format format) {
-  const std::array<std::int16_t, 5> limits = {config.limit_fp16, config.limit_bf16, config.limit_e4m3,
-                                              config.limit_e5m2, config.limit_fp32};
+  const std::array<std::int16_t, 5> limits = {config.limit_fp16, config.limit_bf16,
+                                              config.limit_e4m3, config.limit_e5m2,
+                                              config.limit_fp32};
   return limits[static_cast<std::size_t>(format)];
 }
 

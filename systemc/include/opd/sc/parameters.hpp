@@ -7,7 +7,8 @@
 
 namespace opd::sc {
 
-/// Names the first parameter out of its range and that range (docs/architecture.md, "Parameters"); empty when all are legal.
+/// Names the first parameter out of its range and that range (docs/architecture.md, "Parameters");
+/// empty when all are legal.
 std::optional<std::string> parameter_error(const DeviceParameters& parameters);
 
 /// As above for the configuration; ranges are those of docs/registers.md.
@@ -17,6 +18,7 @@ std::optional<std::string> config_error(const Config& config);
 void check_device(const DeviceParameters& parameters, const Config& config);
 
 /// "name = value: must be minimum..maximum" when value is outside, else empty.
-std::optional<std::string> range_error(const char* name, long long value, long long minimum, long long maximum);
+std::optional<std::string> range_error(const char* name, long long value, long long minimum,
+                                       long long maximum);
 
 }  // namespace opd::sc

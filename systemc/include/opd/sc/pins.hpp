@@ -1,6 +1,6 @@
 #pragma once
-// Printing and tracing of the structures that sc_signal carries. SystemC finds both by argument-dependent lookup, so
-// they live in the namespace of the types.
+// Printing and tracing of the structures that sc_signal carries. SystemC finds both by
+// argument-dependent lookup, so they live in the namespace of the types.
 #include <iomanip>
 #include <ostream>
 #include <string>
@@ -17,18 +17,22 @@ inline std::ostream& operator<<(std::ostream& out, Mode mode) {
 
 inline std::ostream& operator<<(std::ostream& out, const OpDescriptor& descriptor) {
   return out << "op=" << descriptor.op << " format=" << static_cast<unsigned>(descriptor.format)
-             << " step=" << descriptor.step << " scale_log2=" << static_cast<int>(descriptor.scale_log2);
+             << " step=" << descriptor.step
+             << " scale_log2=" << static_cast<int>(descriptor.scale_log2);
 }
 
 inline std::ostream& operator<<(std::ostream& out, const TapSummary& summary) {
   return out << "max_mag=" << summary.max_mag << " element_count=" << summary.element_count
-             << " nonfinite_count=" << summary.nonfinite_count << " first_nonfinite=" << summary.first_nonfinite
-             << " saturated_count=" << summary.saturated_count << " subnormal_count=" << summary.subnormal_count
+             << " nonfinite_count=" << summary.nonfinite_count
+             << " first_nonfinite=" << summary.first_nonfinite
+             << " saturated_count=" << summary.saturated_count
+             << " subnormal_count=" << summary.subnormal_count
              << " zero_count=" << summary.zero_count;
 }
 
 inline std::ostream& operator<<(std::ostream& out, const TapCounts& counts) {
-  return out << "element_count=" << counts.element_count << " subnormal_count=" << counts.subnormal_count
+  return out << "element_count=" << counts.element_count
+             << " subnormal_count=" << counts.subnormal_count
              << " zero_count=" << counts.zero_count;
 }
 
@@ -39,8 +43,8 @@ inline std::ostream& operator<<(std::ostream& out, const Statistic& statistic) {
 inline std::ostream& operator<<(std::ostream& out, const Beat& beat) {
   const std::ios_base::fmtflags flags = out.flags();
   const char fill = out.fill('0');
-  out << beat.descriptor << " stream=" << static_cast<unsigned>(beat.stream) << " last=" << beat.last
-      << " lane_enable=0x" << std::hex << beat.lane_enable << " data=0x";
+  out << beat.descriptor << " stream=" << static_cast<unsigned>(beat.stream)
+      << " last=" << beat.last << " lane_enable=0x" << std::hex << beat.lane_enable << " data=0x";
   for (auto byte = beat.data.rbegin(); byte != beat.data.rend(); ++byte) {
     out << std::setw(2) << static_cast<unsigned>(*byte);
   }
@@ -51,10 +55,12 @@ inline std::ostream& operator<<(std::ostream& out, const Beat& beat) {
 
 inline std::ostream& operator<<(std::ostream& out, const OpRecord& record) {
   return out << "seq=" << record.seq << " step=" << record.step << " op=" << record.op
-             << " format=" << static_cast<unsigned>(record.format) << " mode=" << static_cast<unsigned>(record.mode)
-             << " max_mag=" << record.max_mag << " nonfinite_count=" << record.nonfinite_count
-             << " first_nonfinite=" << record.first_nonfinite << " saturated_count=" << record.saturated_count
-             << " flags=" << record.flags << " risk=" << static_cast<unsigned>(record.risk)
+             << " format=" << static_cast<unsigned>(record.format)
+             << " mode=" << static_cast<unsigned>(record.mode) << " max_mag=" << record.max_mag
+             << " nonfinite_count=" << record.nonfinite_count
+             << " first_nonfinite=" << record.first_nonfinite
+             << " saturated_count=" << record.saturated_count << " flags=" << record.flags
+             << " risk=" << static_cast<unsigned>(record.risk)
              << " cause=" << static_cast<unsigned>(record.cause);
 }
 
@@ -69,14 +75,16 @@ inline void sc_trace(sc_core::sc_trace_file* file, const Mode& mode, const std::
   trace_code(file, mode, name);
 }
 
-inline void sc_trace(sc_core::sc_trace_file* file, const OpDescriptor& descriptor, const std::string& name) {
+inline void sc_trace(sc_core::sc_trace_file* file, const OpDescriptor& descriptor,
+                     const std::string& name) {
   sc_core::sc_trace(file, descriptor.op, name + ".op");
   trace_code(file, descriptor.format, name + ".format");
   sc_core::sc_trace(file, descriptor.step, name + ".step");
   trace_code(file, descriptor.scale_log2, name + ".scale_log2");
 }
 
-inline void sc_trace(sc_core::sc_trace_file* file, const TapSummary& summary, const std::string& name) {
+inline void sc_trace(sc_core::sc_trace_file* file, const TapSummary& summary,
+                     const std::string& name) {
   sc_core::sc_trace(file, summary.max_mag, name + ".max_mag");
   sc_core::sc_trace(file, summary.element_count, name + ".element_count");
   sc_core::sc_trace(file, summary.nonfinite_count, name + ".nonfinite_count");
@@ -86,13 +94,15 @@ inline void sc_trace(sc_core::sc_trace_file* file, const TapSummary& summary, co
   sc_core::sc_trace(file, summary.zero_count, name + ".zero_count");
 }
 
-inline void sc_trace(sc_core::sc_trace_file* file, const TapCounts& counts, const std::string& name) {
+inline void sc_trace(sc_core::sc_trace_file* file, const TapCounts& counts,
+                     const std::string& name) {
   sc_core::sc_trace(file, counts.element_count, name + ".element_count");
   sc_core::sc_trace(file, counts.subnormal_count, name + ".subnormal_count");
   sc_core::sc_trace(file, counts.zero_count, name + ".zero_count");
 }
 
-inline void sc_trace(sc_core::sc_trace_file* file, const Statistic& statistic, const std::string& name) {
+inline void sc_trace(sc_core::sc_trace_file* file, const Statistic& statistic,
+                     const std::string& name) {
   sc_trace(file, statistic.descriptor, name);
   sc_trace(file, statistic.summary, name);
 }
@@ -107,7 +117,8 @@ inline void sc_trace(sc_core::sc_trace_file* file, const Beat& beat, const std::
   }
 }
 
-inline void sc_trace(sc_core::sc_trace_file* file, const OpRecord& record, const std::string& name) {
+inline void sc_trace(sc_core::sc_trace_file* file, const OpRecord& record,
+                     const std::string& name) {
   sc_core::sc_trace(file, record.seq, name + ".seq");
   sc_core::sc_trace(file, record.step, name + ".step");
   sc_core::sc_trace(file, record.op, name + ".op");

@@ -2,7 +2,8 @@
 // The tap on the vector unit's write-back bus: two pipeline stages, no back-pressure.
 //
 //   stage 1 : classifies the lanes of the sampled beat and reduces them to one ElementStatistics
-//   stage 2 : folds that into the registers of the beat's stream; the fold of a last beat is the completion
+//   stage 2 : folds that into the registers of the beat's stream; the fold of a last beat is the
+//   completion
 //
 //   latency    : a beat sampled at edge n is folded at edge n + 1
 //   throughput : one beat per clock, of any stream
@@ -35,7 +36,8 @@ class Tap {
   /// True when the coming edge folds a last beat. A function of registers.
   bool completes() const { return stage1_ && stage1_->last; }
 
-  /// Stage 2, at an edge: returns the completion if there is one. Call it before sample(), which overwrites stage 1.
+  /// Stage 2, at an edge: returns the completion if there is one. Call it before sample(), which
+  /// overwrites stage 1.
   std::optional<Statistic> fold() {
     if (!stage1_) return std::nullopt;
     const Stage1& in = *stage1_;
@@ -54,14 +56,15 @@ class Tap {
       return;
     }
     const Format format = beat->descriptor.format;
-    const std::size_t element_slots = is_format(format) ? beat_bytes_ / properties(format).element_bytes() : 0;
+    const std::size_t element_slots =
+        is_format(format) ? beat_bytes_ / properties(format).element_bytes() : 0;
     stage1_.emplace(Stage1{
         .descriptor = beat->descriptor,
         .stream = beat->stream,
         .last = beat->last,
         .element_slots = element_slots,
-        .lanes = beat_statistics(format, reinterpret_cast<const std::byte*>(beat->data.data()), element_slots,
-                                 beat->lane_enable)});
+        .lanes = beat_statistics(format, reinterpret_cast<const std::byte*>(beat->data.data()),
+                                 element_slots, beat->lane_enable)});
   }
 
  private:
@@ -73,8 +76,9 @@ class Tap {
     ElementStatistics lanes;    ///< first_nonfinite is a lane number
   };
 
-  /// The max-abs register of one stream and its counters. 64 bits do not overflow in a simulation, so they are clamped
-  /// to counter_width once, at the completion: the same value as counters that stop.
+  /// The max-abs register of one stream and its counters. 64 bits do not overflow in a simulation,
+  /// so they are clamped to counter_width once, at the completion: the same value as counters that
+  /// stop.
   struct StreamRegisters {
     ElementStatistics statistics;
     std::uint64_t first_index = 0;  ///< element index of lane 0 of the next beat

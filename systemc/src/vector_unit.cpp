@@ -1,0 +1,236 @@
+#include "opd/sc/vector_unit.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "opd/sc/parameters.hpp"
+
+namespace opd::sc {
+namespace {
+
+const VectorUnitParameters& checked(const VectorUnitParameters& parameters,
+                                    const DeviceParameters& device) {
+  const auto fatal = [](const std::string& error) {
+    SC_REPORT_FATAL("/opd/vector_unit/parameters", error.c_str());
+  };
+  if (const auto error = parameter_error(device)) fatal(*error);
+  if (const auto error = range_error("lane_latency", parameters.lane_latency, 1, 1024))
+    fatal(*error);
+  if (const auto error = range_error("bubbles", parameters.bubbles, 0, 65535)) fatal(*error);
+  if (const auto error = range_error("streams", parameters.streams, 1, device.num_streams))
+    fatal(*error);
+  return parameters;
+}
+
+/// Round robin: the first of `count` positions from `turn` on for which `ready` holds; `turn` moves
+/// past it.
+template <typename Ready>
+std::optional<unsigned> take_turn(unsigned& turn, unsigned count, const Ready& ready) {
+  for (unsigned i = 0; i < count; ++i) {
+    const unsigned position = turn + i < count ? turn + i : turn + i - count;
+    if (!ready(position)) continue;
+    turn = position + 1 < count ? position + 1 : 0;
+    return position;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+VectorUnit::VectorUnit(sc_core::sc_module_name name, const DeviceParameters& device,
+                       const VectorUnitParameters& parameters, OperationSource source,
+                       CompletionCallback on_completion)
+    : sc_core::sc_module(name),
+      beat_bytes_(device.datapath_width / 8),
+      parameters_(checked(parameters, device)),
+      source_(std::move(source)),
+      on_completion_(std::move(on_completion)),
+      contexts_(parameters.streams),
+      lanes_(parameters.lane_latency) {
+  SC_METHOD(on_clock_);
+  sensitive << clk.pos() << rst_n.neg();
+  dont_initialize();
+}
+
+void VectorUnit::on_clock_() {
+  if (!rst_n.read()) {
+    reset_();
+    return;
+  }
+  const std::uint64_t now = counts_.cycles++;
+  if (!idle_()) ++counts_.busy_cycles;
+  // From the last stage to the first: each moves on what the one before it registered at an earlier
+  // edge.
+  retire_(now);
+  write_back_(now);
+  drive_sideband_();
+  issue_(now);
+  select_(now);
+  deal_();
+  done.write(exhausted_ && idle_());
+}
+
+/// What was on the pins before this edge has been sampled by it. The order of the two is the order
+/// of their seq: a statistic is numbered at the edge that accepts it, a last beat one edge after
+/// the one that samples it.
+void VectorUnit::retire_(std::uint64_t now) {
+  if (sideband_) {
+    if (stat_ready.read()) {
+      Context& context = contexts_[sideband_->stream];
+      complete_(*sideband_, now);
+      context.operation.reset();
+      context.statistic_issued = false;
+      context.not_before = now + 1 + parameters_.bubbles;
+      --held_operators_;
+      sideband_.reset();
+    } else {
+      ++counts_.sideband_wait_cycles;
+    }
+  }
+  if (bus_) {
+    ++counts_.beats;
+    if (bus_->last) complete_(*bus_, now);
+    --slots_in_flight_;
+    bus_.reset();
+  }
+}
+
+void VectorUnit::write_back_(std::uint64_t now) {
+  std::optional<Slot>& leaving = lanes_[lane_];
+  if (leaving) {
+    counts_.tap_stall_cycles += now - leaving->issue - parameters_.lane_latency;
+    if (leaving->is_statistic) {
+      contexts_[leaving->stream].sideband_entry = leaving;
+      --slots_in_flight_;
+    } else {
+      bus_ = leaving;
+      put_on_bus_(*bus_);
+    }
+    leaving.reset();
+  }
+  beat_valid.write(bus_.has_value());
+}
+
+void VectorUnit::drive_sideband_() {
+  if (!sideband_) {
+    const auto stream = take_turn(sideband_turn_, parameters_.streams, [this](unsigned i) {
+      return contexts_[i].sideband_entry.has_value();
+    });
+    if (stream) {
+      Context& context = contexts_[*stream];
+      sideband_ = std::exchange(context.sideband_entry, std::nullopt);
+      statistic.write({sideband_->descriptor, *context.operation->statistic});
+    }
+  }
+  stat_valid.write(sideband_.has_value());
+}
+
+void VectorUnit::issue_(std::uint64_t now) {
+  if (selected_) {
+    Context& context = contexts_[selected_->stream];
+    if (selected_->first) {
+      context.operator_issue = now;
+      context.mode = mode.read();
+    }
+    selected_->operator_issue = context.operator_issue;
+    selected_->mode = context.mode;
+    selected_->issue = now;
+    lanes_[lane_] = std::exchange(selected_, std::nullopt);
+  }
+  lane_ = lane_ + 1 < lanes_.size() ? lane_ + 1 : 0;
+}
+
+void VectorUnit::select_(std::uint64_t now) {
+  const auto stream = take_turn(select_turn_, parameters_.streams, [this, now](unsigned i) {
+    const Context& context = contexts_[i];
+    return context.operation && !context.statistic_issued && now >= context.not_before;
+  });
+  if (!stream) return;
+
+  Context& context = contexts_[*stream];
+  const Operation& operation = *context.operation;
+  Slot slot;
+  slot.stream = *stream;
+  slot.descriptor = operation.descriptor;
+  slot.tag = operation.tag;
+  if (operation.statistic) {
+    slot.first = slot.last = slot.is_statistic = true;
+    context.statistic_issued = true;  // the context is freed when the statistic is accepted
+  } else {
+    const std::size_t byte_count =
+        std::min(beat_bytes_, operation.elements.size() - context.next_byte);
+    slot.first = context.next_byte == 0;
+    slot.elements = operation.elements.subspan(context.next_byte, byte_count);
+    context.next_byte += byte_count;
+    slot.last = context.next_byte == operation.elements.size();
+    if (slot.last) {
+      context.operation.reset();
+      context.not_before = now + 1 + parameters_.bubbles;
+      --held_operators_;
+    }
+  }
+  if (slot.first) mode_op.write(slot.descriptor.op);
+  selected_ = slot;
+  ++slots_in_flight_;
+}
+
+void VectorUnit::deal_() {
+  Context& context = contexts_[deal_turn_];
+  if (exhausted_ || context.operation) return;
+  Operation operation;
+  if (!source_ || !source_(operation)) {
+    exhausted_ = true;
+    return;
+  }
+  if (!operation.statistic &&
+      operation.elements.size() % element_bytes(operation.descriptor.format) != 0) {
+    const std::string message = "operation of op " + std::to_string(operation.descriptor.op) +
+                                " has " + std::to_string(operation.elements.size()) +
+                                " bytes: must be a multiple of " +
+                                std::to_string(element_bytes(operation.descriptor.format));
+    SC_REPORT_FATAL("/opd/vector_unit/operation", message.c_str());
+  }
+  context.operation = operation;
+  context.next_byte = 0;
+  ++held_operators_;
+  deal_turn_ = deal_turn_ + 1 < parameters_.streams ? deal_turn_ + 1 : 0;
+}
+
+void VectorUnit::put_on_bus_(const Slot& slot) {
+  const std::size_t element_count = slot.elements.size() / element_bytes(slot.descriptor.format);
+  beat_.descriptor = slot.descriptor;
+  beat_.stream = static_cast<std::uint8_t>(slot.stream);
+  beat_.last = slot.last;
+  beat_.lane_enable = element_count == 0 ? 0 : ~std::uint64_t{0} >> (64 - element_count);
+  std::copy(slot.elements.begin(), slot.elements.end(),
+            reinterpret_cast<std::byte*>(beat_.data.data()));
+  std::fill(beat_.data.begin() + static_cast<std::ptrdiff_t>(slot.elements.size()),
+            beat_.data.begin() + static_cast<std::ptrdiff_t>(beat_bytes_), std::uint8_t{0});
+  beat.write(beat_);
+}
+
+void VectorUnit::complete_(const Slot& slot, std::uint64_t now) {
+  ++counts_.operations;
+  if (on_completion_) on_completion_(slot.tag, slot.operator_issue, now, slot.mode);
+}
+
+void VectorUnit::reset_() {
+  std::fill(contexts_.begin(), contexts_.end(), Context{});
+  std::fill(lanes_.begin(), lanes_.end(), std::nullopt);
+  selected_.reset();
+  bus_.reset();
+  sideband_.reset();
+  deal_turn_ = select_turn_ = sideband_turn_ = 0;
+  lane_ = 0;
+  held_operators_ = slots_in_flight_ = 0;
+  exhausted_ = false;
+  counts_ = {};
+  beat_valid.write(false);
+  stat_valid.write(false);
+  mode_op.write(0);
+  done.write(false);
+}
+
+}  // namespace opd::sc
