@@ -1,4 +1,5 @@
-// Sum of bytes with one load, one SAD and one add per vector: memory bound, as a plain read should be.
+// Sum of bytes with one load, one SAD and one add per vector: memory bound, as a plain read should
+// be.
 #include "opd/reference/byte_sum.hpp"
 
 #include "opd/reference/cpu.hpp"
@@ -26,7 +27,8 @@ std::uint64_t sum_sse2(const std::byte* bytes, std::size_t count) {
       sums[k] = _mm_add_epi64(sums[k], _mm_sad_epu8(_mm_loadu_si128(address), _mm_setzero_si128()));
     }
   }
-  const __m128i sum = _mm_add_epi64(_mm_add_epi64(sums[0], sums[1]), _mm_add_epi64(sums[2], sums[3]));
+  const __m128i sum =
+      _mm_add_epi64(_mm_add_epi64(sums[0], sums[1]), _mm_add_epi64(sums[2], sums[3]));
   alignas(16) std::uint64_t lanes[2];
   _mm_store_si128(reinterpret_cast<__m128i*>(lanes), sum);
   return lanes[0] + lanes[1] + sum_scalar(bytes + blocks * 64, count % 64);
@@ -38,10 +40,12 @@ std::uint64_t sum_sse2(const std::byte* bytes, std::size_t count) {
   for (std::size_t block = 0; block < blocks; ++block) {
     for (std::size_t k = 0; k < 4; ++k) {
       const auto* address = reinterpret_cast<const __m256i*>(bytes + block * 128 + k * 32);
-      sums[k] = _mm256_add_epi64(sums[k], _mm256_sad_epu8(_mm256_loadu_si256(address), _mm256_setzero_si256()));
+      sums[k] = _mm256_add_epi64(
+          sums[k], _mm256_sad_epu8(_mm256_loadu_si256(address), _mm256_setzero_si256()));
     }
   }
-  const __m256i sum = _mm256_add_epi64(_mm256_add_epi64(sums[0], sums[1]), _mm256_add_epi64(sums[2], sums[3]));
+  const __m256i sum =
+      _mm256_add_epi64(_mm256_add_epi64(sums[0], sums[1]), _mm256_add_epi64(sums[2], sums[3]));
   alignas(32) std::uint64_t lanes[4];
   _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sum);
   return lanes[0] + lanes[1] + lanes[2] + lanes[3] + sum_scalar(bytes + blocks * 128, count % 128);
@@ -52,7 +56,8 @@ std::uint64_t sum_sse2(const std::byte* bytes, std::size_t count) {
 
 std::uint64_t byte_sum(std::span<const std::byte> bytes) {
 #if defined(__x86_64__)
-  return best_isa() == Isa::kAvx2 ? sum_avx2(bytes.data(), bytes.size()) : sum_sse2(bytes.data(), bytes.size());
+  return best_isa() == Isa::kAvx2 ? sum_avx2(bytes.data(), bytes.size())
+                                  : sum_sse2(bytes.data(), bytes.size());
 #else
   return sum_scalar(bytes.data(), bytes.size());
 #endif

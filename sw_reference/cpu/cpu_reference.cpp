@@ -10,8 +10,8 @@ namespace {
 
 void check_range(const std::string& field, long long value, long long minimum, long long maximum) {
   if (value < minimum || value > maximum) {
-    throw std::invalid_argument(field + ": " + std::to_string(value) + " must be " + std::to_string(minimum) + ".." +
-                                std::to_string(maximum));
+    throw std::invalid_argument(field + ": " + std::to_string(value) + " must be " +
+                                std::to_string(minimum) + ".." + std::to_string(maximum));
   }
 }
 
@@ -31,8 +31,8 @@ void validate(const DeviceParameters& parameters) {
 
 void validate(const Config& config) {
   for (const ConfigField& field : kConfigFields) {
-    check_range(std::string(field.name) + " (" + std::string(field.path) + ")", field.get(config), field.minimum,
-                field.maximum);
+    check_range(std::string(field.name) + " (" + std::string(field.path) + ")", field.get(config),
+                field.minimum, field.maximum);
   }
 }
 
@@ -55,7 +55,8 @@ std::optional<OpRecord> CpuReference::complete(std::uint32_t seq, const OpDescri
 
 Mode CpuReference::mode(std::uint16_t op) const {
   if (op >= parameters_.num_ops) {
-    throw std::out_of_range("op: " + std::to_string(op) + " must be 0.." + std::to_string(parameters_.num_ops - 1));
+    throw std::out_of_range("op: " + std::to_string(op) + " must be 0.." +
+                            std::to_string(parameters_.num_ops - 1));
   }
   return states_[op].controller.mode;
 }

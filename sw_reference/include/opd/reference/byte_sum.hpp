@@ -6,7 +6,8 @@
 
 namespace opd::ref {
 
-/// Sum of all bytes modulo 2^64, one thread, one pass, the same instruction sets as `summarise`. Empty: 0.
+/// Sum of all bytes modulo 2^64, one thread, one pass, the same instruction sets as `summarise`.
+/// Empty: 0.
 std::uint64_t byte_sum(std::span<const std::byte> bytes);
 
 }  // namespace opd::ref

@@ -1,5 +1,6 @@
 #pragma once
-// Downshift controller: FAST, STABLE and SAFE, one state per operator, advanced by its completions only.
+// Downshift controller: FAST, STABLE and SAFE, one state per operator, advanced by its completions
+// only.
 //
 //   rule   : the first line of the table that applies; one arrow per completion at most
 //   source : docs/controller.md
@@ -18,15 +19,17 @@ struct ControllerState {
   bool operator==(const ControllerState&) const = default;
 };
 
-/// Steps since the last sample: the difference of the low bytes as a signed byte, negative (a roll-back) as 0.
+/// Steps since the last sample: the difference of the low bytes as a signed byte, negative (a
+/// roll-back) as 0.
 OPD_HOST_DEVICE constexpr unsigned elapsed_steps(std::uint32_t step, std::uint8_t last_step) {
   const std::uint32_t difference = (step - last_step) & 0xFFu;
   return difference < 128 ? difference : 0;
 }
 
 /// Advances `state` by one completion and returns the cause of the mode change.
-OPD_HOST_DEVICE constexpr Cause controller_step(std::uint32_t step, std::uint16_t flags, std::uint8_t risk,
-                                                const Config& config, ControllerState& state) {
+OPD_HOST_DEVICE constexpr Cause controller_step(std::uint32_t step, std::uint16_t flags,
+                                                std::uint8_t risk, const Config& config,
+                                                ControllerState& state) {
   const unsigned sum = state.timer + elapsed_steps(step, state.last_step);
   const auto advanced = static_cast<std::uint8_t>(sum < 255 ? sum : 255);
   state.last_step = static_cast<std::uint8_t>(step & 0xFFu);

@@ -2,8 +2,8 @@
 // One completion through the detection unit: forecast, risk, controller, record.
 //
 //   cost   : about 30 integer operations and 12 bytes of state per operator
-//   order  : completions of one operator must come in seq order; different operators are independent
-//   source : docs/numerics.md, docs/controller.md, docs/formats.md "OpRecord"
+//   order  : completions of one operator must come in seq order; different operators are
+//   independent source : docs/numerics.md, docs/controller.md, docs/formats.md "OpRecord"
 #include <type_traits>
 
 #include "opd/reference/controller.hpp"
@@ -21,7 +21,8 @@ static_assert(sizeof(OpState) <= 32 && std::is_trivially_copyable_v<OpState>);
 
 /// Advances `state` by one completion. The format must be known and the summary already clamped.
 OPD_HOST_DEVICE constexpr OpRecord complete(std::uint32_t seq, const OpDescriptor& descriptor,
-                                            const TapSummary& summary, const Config& config, OpState& state) {
+                                            const TapSummary& summary, const Config& config,
+                                            OpState& state) {
   const std::uint16_t flags = forecast_step(descriptor, summary, config, state.forecast);
   const std::uint8_t risk = risk_of(flags, config);
   const Cause cause = controller_step(descriptor.step, flags, risk, config, state.controller);

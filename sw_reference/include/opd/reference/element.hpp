@@ -15,7 +15,8 @@ struct FormatLayout {
   unsigned exponent_bits;
   unsigned significand_bits;
   int bias;
-  std::uint32_t max_finite;  ///< bits of the largest finite magnitude; every larger magnitude is Inf or NaN
+  std::uint32_t
+      max_finite;  ///< bits of the largest finite magnitude; every larger magnitude is Inf or NaN
 
   OPD_HOST_DEVICE constexpr unsigned width() const { return 1 + exponent_bits + significand_bits; }
   OPD_HOST_DEVICE constexpr unsigned bytes() const { return width() / 8; }
@@ -23,20 +24,29 @@ struct FormatLayout {
     return (std::uint32_t{1} << (width() - 1)) - 1;
   }
   /// Smallest magnitude with a non-zero exponent field; the subnormals lie below it.
-  OPD_HOST_DEVICE constexpr std::uint32_t min_normal() const { return std::uint32_t{1} << significand_bits; }
+  OPD_HOST_DEVICE constexpr std::uint32_t min_normal() const {
+    return std::uint32_t{1} << significand_bits;
+  }
 };
 
 /// True for the five codes of docs/numerics.md. A descriptor may carry any byte.
-OPD_HOST_DEVICE constexpr bool is_known(Format format) { return static_cast<unsigned>(format) <= 4; }
+OPD_HOST_DEVICE constexpr bool is_known(Format format) {
+  return static_cast<unsigned>(format) <= 4;
+}
 
 /// Layout of a known format.
 OPD_HOST_DEVICE constexpr FormatLayout layout_of(Format format) {
   switch (format) {
-    case Format::kFp16: return {5, 10, 15, 0x7BFF};
-    case Format::kBf16: return {8, 7, 127, 0x7F7F};
-    case Format::kE4m3: return {4, 3, 7, 0x7E};  // 0x7F is the only non-finite magnitude
-    case Format::kE5m2: return {5, 2, 15, 0x7B};
-    case Format::kFp32: break;
+    case Format::kFp16:
+      return {5, 10, 15, 0x7BFF};
+    case Format::kBf16:
+      return {8, 7, 127, 0x7F7F};
+    case Format::kE4m3:
+      return {4, 3, 7, 0x7E};  // 0x7F is the only non-finite magnitude
+    case Format::kE5m2:
+      return {5, 2, 15, 0x7B};
+    case Format::kFp32:
+      break;
   }
   return {8, 23, 127, 0x7F7FFFFF};
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Functions marked OPD_HOST_DEVICE are compiled for the CPU by every compiler and for the GPU as well by nvcc.
+// Functions marked OPD_HOST_DEVICE are compiled for the CPU by every compiler and for the GPU as
+// well by nvcc.
 #if defined(__CUDACC__)
 #define OPD_HOST_DEVICE __host__ __device__
 #else

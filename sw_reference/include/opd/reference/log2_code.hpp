@@ -16,9 +16,11 @@ OPD_HOST_DEVICE constexpr std::int32_t log2_code(Format format, std::uint32_t ma
   const std::uint32_t magnitude = max_mag & layout.magnitude_mask();
   const std::uint32_t significand = magnitude & (layout.min_normal() - 1);
   const auto exponent = static_cast<std::int32_t>(magnitude >> layout.significand_bits);
-  const std::uint32_t fraction = layout.significand_bits >= 5 ? significand >> (layout.significand_bits - 5)
-                                                              : significand << (5 - layout.significand_bits);
-  // Mean of 32 log2(1 + f) - floor(32 f) over each eighth, {1, 2, 3, 3, 3, 3, 2, 1}, one hex digit each.
+  const std::uint32_t fraction = layout.significand_bits >= 5
+                                     ? significand >> (layout.significand_bits - 5)
+                                     : significand << (5 - layout.significand_bits);
+  // Mean of 32 log2(1 + f) - floor(32 f) over each eighth, {1, 2, 3, 3, 3, 3, 2, 1}, one hex digit
+  // each.
   const std::uint32_t correction = (0x12333321u >> (4 * (fraction >> 2))) & 0xF;
   return (exponent - layout.bias) * 32 + static_cast<std::int32_t>(fraction + correction);
 }

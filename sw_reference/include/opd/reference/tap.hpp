@@ -1,8 +1,9 @@
 #pragma once
-// The tap's statistic of one operator output: `accumulate` element by element is the definition, `combine`
-// merges two parts of it in any order.
+// The tap's statistic of one operator output: `accumulate` element by element is the definition,
+// `combine` merges two parts of it in any order.
 //
-//   exact  : min(a + b, cap), min and max are associative and commutative, and saturating the parts first
+//   exact  : min(a + b, cap), min and max are associative and commutative, and saturating the parts
+//   first
 //            changes nothing, so every reduction tree gives the serial result
 //   empty  : a default TapSummary is the identity of `combine`
 //   source : docs/numerics.md "Tap"
@@ -29,15 +30,18 @@ OPD_HOST_DEVICE constexpr std::uint32_t clamp_index(std::uint64_t index, unsigne
   return index < limit ? static_cast<std::uint32_t>(index) : limit;
 }
 
-/// Adds one element. index: its position in the operator's output; a disabled element changes nothing.
+/// Adds one element. index: its position in the operator's output; a disabled element changes
+/// nothing.
 OPD_HOST_DEVICE constexpr void accumulate(TapSummary& summary, Format format, std::uint32_t bits,
-                                          std::uint64_t index, bool enabled, unsigned counter_width) {
+                                          std::uint64_t index, bool enabled,
+                                          unsigned counter_width) {
   if (!enabled) return;
   const Element element = classify(format, bits);
   const auto count = [counter_width](std::uint32_t& counter, bool hit) {
     if (hit && counter < counter_limit(counter_width)) ++counter;
   };
-  if (!element.nonfinite && element.magnitude > summary.max_mag) summary.max_mag = element.magnitude;
+  if (!element.nonfinite && element.magnitude > summary.max_mag)
+    summary.max_mag = element.magnitude;
   if (element.nonfinite) {
     const std::uint32_t position = clamp_index(index, counter_width);
     if (position < summary.first_nonfinite) summary.first_nonfinite = position;
@@ -58,7 +62,8 @@ OPD_HOST_DEVICE constexpr TapSummary combine(const TapSummary& a, const TapSumma
   return {.max_mag = a.max_mag > b.max_mag ? a.max_mag : b.max_mag,
           .element_count = add(a.element_count, b.element_count),
           .nonfinite_count = add(a.nonfinite_count, b.nonfinite_count),
-          .first_nonfinite = a.first_nonfinite < b.first_nonfinite ? a.first_nonfinite : b.first_nonfinite,
+          .first_nonfinite =
+              a.first_nonfinite < b.first_nonfinite ? a.first_nonfinite : b.first_nonfinite,
           .saturated_count = add(a.saturated_count, b.saturated_count),
           .subnormal_count = add(a.subnormal_count, b.subnormal_count),
           .zero_count = add(a.zero_count, b.zero_count)};
@@ -72,7 +77,8 @@ struct Combine {
   }
 };
 
-/// A statistic from the sideband as the device stores it: counters saturate, max_mag is taken as it is.
+/// A statistic from the sideband as the device stores it: counters saturate, max_mag is taken as it
+/// is.
 OPD_HOST_DEVICE constexpr TapSummary clamp_summary(TapSummary summary, unsigned counter_width) {
   if (summary.first_nonfinite != kNoElement) {
     summary.first_nonfinite = clamp_index(summary.first_nonfinite, counter_width);
