@@ -1,0 +1,103 @@
+// Downshift controller: next mode of one operator from the risk of its sample.
+//
+//        risk >= risk_stable or non-finite     risk >= risk_safe or non-finite
+//   FAST --------------------------> STABLE --------------------------> SAFE, non-finite: ESCALATE
+//        <-------------------------         <-------------------------
+//             quiet_steps quiet steps               safe_steps steps
+//
+// One completion moves a mode by one arrow at most, and there is no arrow from SAFE to FAST.
+//
+//   latency : 0 clocks, combinational; outputs repeat the inputs unless valid_i
+//   rule    : docs/controller.md
+`include "opd_assert.svh"
+
+module opd_downshift_controller (
+  input  logic                          clk_i,    // for the assertions only
+  input  logic                          rst_ni,   // for the assertions only
+  input  opd_reg_pkg::cfg_t             cfg_i,
+  input  logic                          valid_i,
+  input  logic [7:0]                    step_i,   // low byte of the training step
+  input  logic [7:0]                    risk_i,
+  input  opd_pkg::flags_t               flags_i,
+  input  opd_reg_pkg::mode_e            mode_i,   // before the sample
+  input  opd_pkg::control_state_t       state_i,
+  output opd_reg_pkg::mode_e            mode_o,   // after the sample
+  output opd_pkg::control_state_t       state_o,
+  output opd_reg_pkg::cause_e           cause_o
+);
+
+  // Every flag but the status WARMUP breaks a quiet period.
+  localparam opd_pkg::flags_t AlarmFlags = '{warmup: 1'b0, default: 1'b1};
+
+  logic       nonfinite, quiet;
+  logic [7:0] difference;  // step - last step mod 256, a signed byte
+  logic [7:0] elapsed;     // negative counts as 0
+  logic [8:0] sum;
+  logic [7:0] advanced;    // timer + elapsed, saturating
+
+  always_comb begin
+    nonfinite  = flags_i.nonfinite;
+    quiet      = (flags_i & AlarmFlags) == '0;
+    difference = step_i - state_i.last_step;
+    elapsed    = difference[7] ? 8'd0 : difference;
+    sum        = 9'(state_i.timer) + 9'(elapsed);
+    advanced   = sum[8] ? 8'd255 : sum[7:0];
+
+    mode_o  = mode_i;
+    state_o = state_i;
+    cause_o = opd_reg_pkg::CauseNone;
+    if (valid_i) begin
+      state_o.timer     = '0;
+      state_o.last_step = step_i;
+      unique case (mode_i)
+        // FAST: the timer rests.
+        opd_reg_pkg::ModeFast: begin
+          if (nonfinite) begin
+            mode_o  = opd_reg_pkg::ModeStable;
+            cause_o = opd_reg_pkg::CauseNonfinite;
+          end else if (risk_i >= cfg_i.risk_stable) begin
+            mode_o  = opd_reg_pkg::ModeStable;
+            cause_o = opd_reg_pkg::CauseRisk;
+          end
+        end
+        // STABLE: the timer counts quiet steps in a row.
+        opd_reg_pkg::ModeStable: begin
+          if (nonfinite) begin
+            mode_o  = opd_reg_pkg::ModeSafe;
+            cause_o = opd_reg_pkg::CauseNonfinite;
+          end else if (risk_i >= cfg_i.risk_safe) begin
+            mode_o  = opd_reg_pkg::ModeSafe;
+            cause_o = opd_reg_pkg::CauseRisk;
+          end else if (quiet && advanced >= cfg_i.quiet_steps) begin
+            mode_o  = opd_reg_pkg::ModeFast;
+            cause_o = opd_reg_pkg::CauseRecovered;
+          end else if (quiet) begin
+            state_o.timer = advanced;
+          end
+        end
+        // SAFE: the timer counts steps, quiet or not, since the last non-finite sample.
+        opd_reg_pkg::ModeSafe: begin
+          if (nonfinite) begin
+            cause_o = opd_reg_pkg::CauseEscalate;
+          end else if (advanced >= cfg_i.safe_steps) begin
+            mode_o  = opd_reg_pkg::ModeStable;
+            cause_o = opd_reg_pkg::CauseSafeExpired;
+          end else begin
+            state_o.timer = advanced;
+          end
+        end
+        default: mode_o = opd_reg_pkg::ModeFast;
+      endcase
+    end
+  end
+
+  `OPD_ASSERT(ModeIsLegal_A, !valid_i || mode_i <= opd_reg_pkg::ModeSafe)
+  `OPD_ASSERT(OneArrowAtMost_A, !valid_i ||
+      !(mode_i == opd_reg_pkg::ModeFast && mode_o == opd_reg_pkg::ModeSafe) &&
+      !(mode_i == opd_reg_pkg::ModeSafe && mode_o == opd_reg_pkg::ModeFast))
+  `OPD_ASSERT(NonfiniteNeverEndsFast_A,
+      !(valid_i && nonfinite) || mode_o != opd_reg_pkg::ModeFast)
+  `OPD_ASSERT(ModeChangeHasCause_A,
+      !valid_i || mode_o == mode_i || cause_o != opd_reg_pkg::CauseNone)
+
+endmodule : opd_downshift_controller
