@@ -6,36 +6,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
+#include <optional>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
+#include "dtype.hpp"
 #include "json.hpp"
 
 static_assert(std::endian::native == std::endian::little, "trace files are little endian");
 
 namespace opd::trace {
 namespace {
-
-constexpr std::array<std::pair<std::string_view, unsigned>, 15> kDtypes = {{
-    {"BOOL", 1},
-    {"U8", 1},
-    {"I8", 1},
-    {"F8_E4M3", 1},
-    {"F8_E5M2", 1},
-    {"I16", 2},
-    {"U16", 2},
-    {"F16", 2},
-    {"BF16", 2},
-    {"I32", 4},
-    {"U32", 4},
-    {"F32", 4},
-    {"I64", 8},
-    {"U64", 8},
-    {"F64", 8},
-}};
 
 constexpr std::string_view kRewrite = "write the file with opd.trace or a safetensors library";
 constexpr std::string_view kCopyAgain = "the file is damaged or cut off: copy or capture it again";
@@ -90,9 +74,8 @@ std::optional<std::uint64_t> byte_count(const std::vector<std::uint64_t>& shape,
 }  // namespace
 
 unsigned dtype_bytes(std::string_view dtype) {
-  const auto* row = std::find_if(kDtypes.begin(), kDtypes.end(),
-                                 [&](const auto& entry) { return entry.first == dtype; });
-  return row == kDtypes.end() ? 0 : row->second;
+  const std::size_t position = dtype_position(dtype);
+  return position == kDtypes.size() ? 0 : kDtypes[position].second;
 }
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {

@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <system_error>
-#include <tuple>
 
+#include "dtype.hpp"
 #include "json.hpp"
 
 namespace opd::trace {
@@ -76,7 +76,7 @@ std::vector<std::byte> serialize_safetensors(const std::map<std::string, std::st
   std::vector<const std::pair<const std::string, TensorView>*> order;
   for (const auto& entry : tensors) order.push_back(&entry);
   std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-    return dtype_bytes(a->second.dtype) > dtype_bytes(b->second.dtype);
+    return dtype_position(a->second.dtype) > dtype_position(b->second.dtype);
   });
 
   nlohmann::json header = {{"__metadata__", metadata}};

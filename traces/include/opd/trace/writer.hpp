@@ -1,19 +1,18 @@
 #pragma once
-// Writer of trace files, for tools and tests. Captures are written by its twin, opd.trace in
-// Python.
+// Writer of trace files, for tools and tests. Captures are written by its twin, opd.trace in Python.
 //
 //   deterministic : the same content gives the same bytes, in both languages: JSON keys sorted, no
-//   optional
-//                   white space, header padded with spaces to 8 bytes, tensors by falling element
-//                   width, then name
+//                   white space, header padded with spaces to 8 bytes, tensors in the order of the
+//                   safetensors library (falling dtype, then name)
 //   validated     : the bytes are parsed as a reader would before anything reaches the disk
 //   atomic        : written to a temporary file beside the target, synchronised, renamed
-//   memory        : one copy of the file
+//   memory        : two copies of the file while it is validated
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 

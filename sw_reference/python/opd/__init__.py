@@ -1,0 +1,1 @@
+"""opd: on-chip overflow-precursor detector, Python side."""
