@@ -70,11 +70,11 @@ void LooselyTimedUnit::execute_(const Operation& operation) {
   const bool has_elements = !operation.statistic && !operation.elements.empty();
   transaction_.set_extension(&extension_);
   // A write does not change its data array; the payload has one pointer type for both directions.
-  const tlm::tlm_response_status status = transport_(
-      has_elements ? tlm::TLM_WRITE_COMMAND : tlm::TLM_IGNORE_COMMAND,
-      LooselyTimedDevice::kOperationAddress,
-      has_elements ? const_cast<std::byte*>(operation.elements.data()) : nullptr,
-      has_elements ? operation.elements.size() : 0);
+  const tlm::tlm_response_status status =
+      transport_(has_elements ? tlm::TLM_WRITE_COMMAND : tlm::TLM_IGNORE_COMMAND,
+                 LooselyTimedDevice::kOperationAddress,
+                 has_elements ? const_cast<std::byte*>(operation.elements.data()) : nullptr,
+                 has_elements ? operation.elements.size() : 0);
   transaction_.clear_extension(&extension_);
   expect_ok_(status);
   if (on_completion_) on_completion_(operation.tag, issue_cycle, local_cycle_(), mode);
@@ -86,8 +86,8 @@ void LooselyTimedUnit::execute_(const Operation& operation) {
 /// As the cycle-accurate mode port: an operator without a mode register runs FAST.
 Mode LooselyTimedUnit::read_mode_(std::uint16_t op) {
   Mode mode = Mode::kFast;
-  const auto status = transport_(tlm::TLM_READ_COMMAND, LooselyTimedDevice::kModeAddress + op,
-                                 &mode, sizeof(mode));
+  const auto status =
+      transport_(tlm::TLM_READ_COMMAND, LooselyTimedDevice::kModeAddress + op, &mode, sizeof(mode));
   if (status != tlm::TLM_ADDRESS_ERROR_RESPONSE) expect_ok_(status);
   return mode;
 }

@@ -37,8 +37,8 @@ class DetectionUnit {
     state_ = State::kWrite;
   }
 
-  /// The edge that leaves WRITE. Precondition: state() is WRITE. `mode_changed` tells whether the
-  /// register got a new value.
+  /// The edge that leaves WRITE. `mode_changed` tells whether the register got a new value.
+  /// Precondition: state() is WRITE.
   Detection write(ModeRegisters& modes, bool& mode_changed) {
     const OpDescriptor& descriptor = completion_.statistic.descriptor;
     const TapSummary& summary = completion_.statistic.summary;

@@ -5,15 +5,15 @@
 //                                +--> OpQueue --> DetectionUnit --> ModeRegisters --> vector unit
 //   fused kernels --statistics---+                     '----------> record, counts
 //
-//   inputs   : sampled by the rising edge of clk; beat and statistic are read only when their valid
-//   is 1 outputs  : registered, except mode (from mode_op and the mode registers) and stat_ready
-//   (from registers) reaction : 4 cycles from the edge that samples a last beat to the first edge
-//   that can use the new mode;
-//              3 from the edge that accepts a statistic
+//   inputs   : sampled by the rising edge of clk; beat and statistic only when their valid is 1
+//   outputs  : registered, except mode (from mode_op and the mode registers) and stat_ready (from
+//              registers alone)
+//   reaction : 4 cycles from the edge that samples a last beat to the first edge that can use the
+//              new mode; 3 from the edge that accepts a statistic
 //   reset    : rst_n, asynchronous, active low; empties everything
 //   invalid  : a completion with op >= num_ops or an unknown format uses up its seq and counts in
-//   unseen_count; a beat of
-//              a stream that does not exist is ignored; mode_op >= num_ops reads FAST
+//              unseen_count; a beat of a stream that does not exist is ignored; mode_op >= num_ops
+//              reads FAST
 #include <cstdint>
 #include <systemc>
 
@@ -52,7 +52,7 @@ class Device : public sc_core::sc_module {
   SC_HAS_PROCESS(Device);
 
   /// Reports SC_FATAL "/opd/device/parameters" or "/opd/device/config", naming the field and its
-  /// legal range.
+  /// legal range, before anything is built from it.
   Device(sc_core::sc_module_name name, const DeviceParameters& parameters, const Config& config);
 
  private:

@@ -8,8 +8,8 @@
 
 namespace opd::sc {
 
-inline constexpr std::uint64_t kNoIndex =
-    ~std::uint64_t{0};  ///< first_nonfinite when every element is finite
+/// first_nonfinite when every element is finite.
+inline constexpr std::uint64_t kNoIndex = ~std::uint64_t{0};
 
 /// Statistic over a run of elements, before counters saturate.
 struct ElementStatistics {
@@ -29,13 +29,12 @@ struct ElementStatistics {
 /// Empty : count = 0 gives the default value.
 /// Format: an element of an unknown format is no element: the result is the default value.
 /// Cost  : one pass over the bytes, in loops that the compiler vectorises; a second one over those
-/// blocks that hold
-///         a saturated or non-finite element.
+///         blocks that hold a saturated or non-finite element.
 ElementStatistics element_statistics(Format format, const std::byte* elements, std::size_t count);
 
 /// As above for one beat: elements whose lane_enable bit is 0 take no part but keep their index.
-/// Precondition: count <= 64 and count * element_bytes <= kMaxBeatBytes; lane_enable bits from
-/// `count` up are ignored.
+/// lane_enable bits from `count` up are ignored.
+/// Precondition: count <= 64 and count * element_bytes <= kMaxBeatBytes.
 ElementStatistics beat_statistics(Format format, const std::byte* elements, std::size_t count,
                                   std::uint64_t lane_enable);
 

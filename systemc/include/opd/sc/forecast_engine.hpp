@@ -1,11 +1,12 @@
 #pragma once
 // The forecast engine: from one operator's summary and its baseline to flags.
 //
-//   arithmetic : integers only; every width below is checked against docs/numerics.md, "Forecast
-//   engine" non-finite : FORECAST, CRITICAL and JUMP are 0 and the baseline is frozen; a long run
-//   of them re-seeds it empty      : a sample without a magnitude (all zeros, no element) leaves
-//   the baseline as it is first      : the first usable sample seeds the baseline; its deviation is
-//   0
+//   arithmetic : integers only, exact; widths are in the comments
+//   non-finite : FORECAST, CRITICAL and JUMP are 0 and the baseline is frozen; a long run of such
+//                samples re-seeds it
+//   empty      : a sample without a magnitude (all zeros, no element) leaves the baseline as it is
+//   first      : the first usable sample seeds the baseline; its deviation is 0
+//   source     : docs/numerics.md, "Samples" and "Forecast engine"
 #include <algorithm>
 #include <cstdint>
 
@@ -26,8 +27,8 @@ class ForecastEngine {
  public:
   explicit ForecastEngine(const Config& config) : config_(config) {}
 
-  /// Flags of one completion (bit i is Flag i); advances `state`. Precondition:
-  /// is_format(descriptor.format).
+  /// Flags of one completion (bit i is Flag i); advances `state`.
+  /// Precondition: is_format(descriptor.format).
   std::uint16_t detect(const OpDescriptor& descriptor, const TapSummary& summary,
                        ForecastState& state) const {
     std::uint16_t flags = 0;
@@ -52,8 +53,7 @@ class ForecastEngine {
     if (reseed_run > 0 && state.nonfinite_run >= reseed_run) state.age = 0;
   }
 
-  /// A usable sample: FORECAST, CRITICAL and JUMP from the state before it, then the sample enters
-  /// the baseline.
+  /// A usable sample: FORECAST, CRITICAL and JUMP from the state before it, then the baseline.
   std::uint16_t judge_(const OpDescriptor& descriptor, std::uint32_t max_mag,
                        ForecastState& state) const {
     const std::int32_t x = log2_code(descriptor.format, max_mag);
@@ -75,8 +75,8 @@ class ForecastEngine {
 
     const int shift = config_.baseline_shift;
     const std::int32_t half = std::int32_t{1} << (shift - 1);
-    // >> is arithmetic: with `half` it rounds to nearest, ties up. The step never overshoots, so 17
-    // bits stay enough.
+    // >> is arithmetic: with `half` it rounds to nearest, ties up. The step never passes the
+    // sample, so 17 bits stay enough.
     state.baseline = seeded ? state.baseline + ((deviation + half) >> shift) : kGuard * unscaled;
     state.age = static_cast<std::uint8_t>(std::min(state.age + 1, 255));
     return flags;

@@ -1,6 +1,6 @@
 #pragma once
-// Element formats and the log2 code of a magnitude. Source: docs/numerics.md, "Formats" and "Log2
-// code".
+// Element formats and the log2 code of a magnitude.
+// Source: docs/numerics.md, "Formats" and "Log2 code".
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -49,8 +49,7 @@ constexpr const FormatProperties& properties(Format format) {
 ///
 /// Range : -4063..4096 (14 bits signed).
 /// Exact : monotone in the magnitude; within 0.045 bit of log2 for normal numbers. Exponent field 0
-/// is read like any
-///         other, so zero has a code too; callers ask only for magnitudes above 0.
+///         is read like any other, so zero has a code too; callers ask only for magnitudes above 0.
 /// Wider : bits above the format's magnitude (a statistic may carry any 32 bits) are ignored.
 /// Errors: none; precondition is_format(format).
 constexpr int log2_code(Format format, std::uint32_t max_mag) {

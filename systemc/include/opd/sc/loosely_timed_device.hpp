@@ -2,8 +2,9 @@
 // The device loosely timed: a TLM-2.0 target with the blocking transport interface.
 //
 // Address map (bytes, little endian):
-//   0x00000              OPERATION     W  elements of one operator, with an OperationExtension; without
-//                                         elements: TLM_IGNORE_COMMAND (a TLM write has 1 byte or more)
+//   0x00000              OPERATION     W  elements of one operator, with an OperationExtension;
+//                                         without elements: TLM_IGNORE_COMMAND, because a TLM write
+//                                         has at least 1 byte
 //   0x00010              RECORD_LEVEL  R  u32, records that wait
 //   0x00014              UNSEEN_COUNT  R  u32, completions that the detection unit never saw
 //   0x00020              RECORD        R  n * 44 bytes: takes n RecordEntry out of the record FIFO
@@ -21,13 +22,14 @@
 //                  TLM_COMMAND_ERROR_RESPONSE      the address has no such access
 //                  TLM_BURST_ERROR_RESPONSE        length or streaming width does not fit
 //                  TLM_BYTE_ENABLE_ERROR_RESPONSE  byte enables
-//                  TLM_GENERIC_ERROR_RESPONSE      no extension, no data array, record FIFO too empty
+//                  TLM_GENERIC_ERROR_RESPONSE      no extension, no data array, too few records
+#include <tlm_utils/simple_target_socket.h>
+
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <systemc>
 #include <tlm>
-#include <tlm_utils/simple_target_socket.h>
 #include <type_traits>
 
 #include "opd/sc/detection_unit.hpp"

@@ -12,12 +12,13 @@
 //   limit  : elements of one operation are at most 2^32 - 1 bytes, the length of a TLM payload;
 //            beyond it SC_FATAL "/opd/loosely_timed_unit/operation"
 //   errors : a transaction that fails: SC_FATAL "/opd/loosely_timed_unit/response"
+#include <tlm_utils/simple_initiator_socket.h>
+#include <tlm_utils/tlm_quantumkeeper.h>
+
 #include <cstdint>
 #include <functional>
 #include <systemc>
 #include <tlm>
-#include <tlm_utils/simple_initiator_socket.h>
-#include <tlm_utils/tlm_quantumkeeper.h>
 
 #include "opd/sc/operation.hpp"
 #include "opd/sc/operation_extension.hpp"
@@ -25,7 +26,7 @@
 namespace opd::sc {
 
 struct LooselyTimedUnitParameters {
-  unsigned bubbles = 0;  ///< idle clocks after an operator, 0..65535
+  unsigned bubbles = 0;                              ///< idle clocks after an operator, 0..65535
   sc_core::sc_time clock_period{1, sc_core::SC_NS};  ///< the device's as well
 };
 

@@ -11,25 +11,26 @@
 
 namespace opd::sc {
 
-/// One execution of an operator: its output elements, or a statistic of an output that never passes
-/// the tap.
+/// One execution of an operator: the elements of its output, or a statistic of an output that never
+/// passes the tap.
 struct Operation {
   OpDescriptor descriptor;
-  std::span<const std::byte>
-      elements;  ///< packed, little endian, in the descriptor's format; valid until the completion
-  std::optional<TapSummary>
-      statistic;          ///< if set, it goes to the sideband and `elements` is not read
-  std::uint64_t tag = 0;  ///< the caller's own; comes back with the completion
+  /// Packed, little endian, in the descriptor's format. Valid until the operation's completion.
+  std::span<const std::byte> elements;
+  /// If set, it goes to the sideband and `elements` is not read.
+  std::optional<TapSummary> statistic;
+  /// The caller's own; it comes back with the completion.
+  std::uint64_t tag = 0;
 };
 
-/// Fills in the next operation; false = no more. After false it is asked again only after a
-/// restart.
+/// Fills in the next operation, passed with default values; false = no more. After false it is
+/// asked again only after a restart.
 using OperationSource = std::function<bool(Operation&)>;
 
 /// One operation is written back. Cycles are edge numbers, 0 = the first rising edge after reset.
 ///   issue_cycle     : the edge at which the operation's mode was read
-///   last_beat_cycle : the edge at which the device sampled its last beat, or accepted its
-///   statistic mode_at_issue   : the arithmetic it ran with
+///   last_beat_cycle : the edge that sampled its last beat, or accepted its statistic
+///   mode_at_issue   : the arithmetic it ran with
 using CompletionCallback = std::function<void(std::uint64_t tag, std::uint64_t issue_cycle,
                                               std::uint64_t last_beat_cycle, Mode mode_at_issue)>;
 

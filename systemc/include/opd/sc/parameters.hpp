@@ -7,8 +7,8 @@
 
 namespace opd::sc {
 
-/// Names the first parameter out of its range and that range (docs/architecture.md, "Parameters");
-/// empty when all are legal.
+/// Names the first parameter out of its range, and that range; empty when all are legal.
+/// Source: docs/architecture.md, "Parameters".
 std::optional<std::string> parameter_error(const DeviceParameters& parameters);
 
 /// As above for the configuration; ranges are those of docs/registers.md.

@@ -2,8 +2,7 @@
 // The tap on the vector unit's write-back bus: two pipeline stages, no back-pressure.
 //
 //   stage 1 : classifies the lanes of the sampled beat and reduces them to one ElementStatistics
-//   stage 2 : folds that into the registers of the beat's stream; the fold of a last beat is the
-//   completion
+//   stage 2 : folds that into the registers of the beat's stream; a last beat makes the completion
 //
 //   latency    : a beat sampled at edge n is folded at edge n + 1
 //   throughput : one beat per clock, of any stream
@@ -37,7 +36,7 @@ class Tap {
   bool completes() const { return stage1_ && stage1_->last; }
 
   /// Stage 2, at an edge: returns the completion if there is one. Call it before sample(), which
-  /// overwrites stage 1.
+  /// overwrites the register between the stages.
   std::optional<Statistic> fold() {
     if (!stage1_) return std::nullopt;
     const Stage1& in = *stage1_;

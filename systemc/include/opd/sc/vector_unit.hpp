@@ -1,37 +1,35 @@
 #pragma once
-// The vector unit as a SystemC module, cycle-accurate: issue, lanes, write-back, and the device's
-// sideband.
+// The vector unit as a SystemC module, cycle-accurate: issue, lanes, write-back and the sideband.
 //
 // Operators are dealt to `streams` contexts in order: operator i runs in context i mod streams. A
-// context holds one operator; dealing (one operator per clock) waits for the context whose turn it
-// is. Per rising edge:
+// context holds one operator; dealing waits for the context whose turn it is. At a rising edge:
 //
-//   deal       : an operator enters its context
-//   select     : of the contexts with a beat ready one is chosen, in turns (round robin); a first
-//   beat puts its op on mode_op issue      : one edge later the beat enters the lanes; with a first
-//   beat `mode` is read: the operator is issued lanes      : lane_latency clocks write-back : the
-//   beat is on beat_* and is sampled by the device at the next edge
+//   deal       : one operator enters its context
+//   select     : one context with a beat ready is chosen, in turns (round robin); with a first beat
+//                its op is put on mode_op
+//   issue      : the beat selected one edge before enters the lanes; with a first beat `mode` is
+//                read: the operator is issued
+//   write-back : the beat issued lane_latency edges before is put on beat_*; the device samples it
+//                at the next edge
 //
-//   edge        0     1       2      ...  2 + lane_latency   3 + lane_latency
-//   operator    deal  select  issue       on beat_*          sampled by the device
+//   edge      0     1       2      2 + lane_latency  3 + lane_latency
+//             deal  select  issue  write-back        sampled by the device
 //
-// Each stage takes one beat per clock, so the write-back bus does too. After the select of a last
-// beat the context waits `bubbles` clocks before the select of its next operator's first beat.
-// Nothing in the device can hold the lanes up.
+// Every stage takes one beat per clock, so the write-back bus does too. After the select of a last
+// beat the context stays idle for `bubbles` clocks. Nothing in the device can hold a beat up.
 //
-// A statistic takes select, issue and lanes like an operator of one beat. It then waits in its
-// context until the sideband is free, contexts taking turns, is held on stat_* until stat_ready,
-// and frees the context at the edge that accepts it: so completions of one stream keep their order.
+// A statistic takes deal, select and issue like an operator of one beat. At its write-back it waits
+// in its context for the sideband, contexts in turns, and is held on stat_* until stat_ready. The
+// edge that accepts it frees the context, so completions of one stream keep their order.
 //
-//   issue and reaction : an operator is issued before earlier ones of its stream are written back
-//   when they are shorter than
-//                        the pipeline; it runs with the mode of its issue edge (OperationSource,
-//                        CompletionCallback)
-//   empty operator     : one beat without enabled lanes
-//   tail               : lanes past the last element are disabled and carry zeros
-//   reset              : rst_n, asynchronous, active low; operators in flight are lost, and the
-//   source is asked again invalid            : elements that are not whole elements: SC_FATAL
-//   "/opd/vector_unit/operation"
+//   hazard  : an operator shorter than the pipeline is still in it when the next one of its stream
+//             is issued, and the reaction of the device comes on top: an operator runs with the
+//             mode that stands at its issue, and its completion reports that mode
+//   empty   : an operator without elements is one beat without enabled lanes
+//   tail    : lanes past the last element are disabled and carry zeros
+//   reset   : rst_n, asynchronous, active low; operators in flight are lost and the source is
+//             asked again
+//   invalid : bytes that are not whole elements: SC_FATAL "/opd/vector_unit/operation"
 #include <cstdint>
 #include <optional>
 #include <systemc>
@@ -55,8 +53,8 @@ struct VectorUnitCounts {
   std::uint64_t busy_cycles = 0;  ///< of these, edges before which an operator was in the unit
   std::uint64_t operations = 0;   ///< written back
   std::uint64_t beats = 0;        ///< sampled by the device
-  std::uint64_t tap_stall_cycles =
-      0;  ///< clocks that beats spent in the lanes beyond lane_latency: 0, by construction
+  /// Clocks from issue to write-back beyond lane_latency, over all beats: 0 by construction.
+  std::uint64_t tap_stall_cycles = 0;
   std::uint64_t sideband_wait_cycles = 0;  ///< edges at which stat_valid met stat_ready = 0
 };
 
