@@ -1,0 +1,482 @@
+"""report.html: what a replay found, as one file that works offline.
+
+`opd replay --out DIR` calls write(); by hand: python -m opd.report DIR TRACE...
+
+Reads DIR/summary.json, for each trace the records of one path (cpu when it ran; all paths hold the same when the run has no
+mismatch) and the baseline beside them, and the trace itself. The page holds every number once, as base64 of little-endian
+arrays [P, S]; report.js draws the operator that is chosen. Definitions of all figures: docs/metrics.md.
+"""
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from plotly.offline import get_plotlyjs
+
+from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode
+from opd.trace import FORMATS, Trace, TraceError
+
+# docs/formats.md "OpRecord"
+RECORD = np.dtype([("seq", "<u4"), ("step", "<u4"), ("op", "<u2"), ("format", "u1"), ("mode", "u1"), ("max_mag", "<u4"),
+                   ("nonfinite_count", "<u4"), ("first_nonfinite", "<u4"), ("saturated_count", "<u4"), ("flags", "<u2"),
+                   ("risk", "u1"), ("cause", "u1")])
+NO_RECORD = 255   # in the page's mode array: the detection unit never saw that completion
+LEAD_WINDOW = 128  # docs/metrics.md "Lead"
+OPEN_INCIDENTS = 12  # a longer list is folded
+_REPLAY_AGAIN = "run `opd replay` again with the same --out"
+
+
+class ReportError(ValueError):
+    """Files of a replay that cannot be reported. The text is "FILE: what is wrong; remedy"."""
+
+    def __init__(self, file: Path | str, wrong: str, remedy: str):
+        super().__init__(f"{file}: {wrong}; {remedy}")
+
+
+def write(out_dir: str, trace_files: list[str]) -> str:
+    """Writes OUT_DIR/report.html from the files of a replay and returns its path.
+
+    trace_files: the traces that were replayed, any order. Raises ReportError, or TraceError for a trace that cannot be read.
+    """
+    out = Path(out_dir)
+    summary = _read_summary(out / "summary.json")
+    traces = {trace.name: trace for trace in map(Trace.read, trace_files)}
+    entries = []
+    for entry in summary["traces"]:
+        if entry["name"] not in traces:
+            raise ReportError(out / "summary.json", f"trace {entry['name']} is none of the given trace files",
+                              f"give {entry['file']} as well")
+        entries.append((entry, traces[entry["name"]]))
+    payload = {
+        "flags": [flag.name for flag in Flag], "modes": [mode.name for mode in Mode], "causes": [cause.name for cause in Cause],
+        "risk_stable": summary["config"]["risk_stable"], "risk_safe": summary["config"]["risk_safe"],
+        "traces": [_trace_payload(out, entry, trace) for entry, trace in entries],
+    }
+    report = out / "report.html"
+    try:
+        report.write_text(_page(out, summary, entries, payload), encoding="utf-8")
+    except OSError as error:
+        raise ReportError(report, f"cannot be written ({error.strerror})", "check the folder and its free space") from None
+    return str(report)
+
+
+# --- files of a replay -----------------------------------------------------------------------------------------------------
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ReportError(file, f"cannot be read ({error.strerror})", _REPLAY_AGAIN) from None
+
+
+def _read_summary(file: Path) -> dict:
+    try:
+        summary = json.loads(_read_bytes(file))
+    except ValueError:
+        raise ReportError(file, "is not JSON", _REPLAY_AGAIN) from None
+    if not isinstance(summary, dict) or (summary.get("format"), summary.get("version")) != ("opd-summary", 1):
+        raise ReportError(file, "is not an opd-summary of version 1", _REPLAY_AGAIN)
+    return summary
+
+
+def _read_array(file: Path, dtype: np.dtype) -> np.ndarray:
+    data = _read_bytes(file)
+    if len(data) % dtype.itemsize:
+        raise ReportError(file, f"{len(data)} bytes are no multiple of {dtype.itemsize}", _REPLAY_AGAIN)
+    return np.frombuffer(data, dtype)
+
+
+def read_records(file: str | Path) -> np.ndarray:
+    """Records of one path: structured array of dtype RECORD, in seq order. Raises ReportError."""
+    return _read_array(Path(file), RECORD)
+
+
+def magnitudes(max_mag: np.ndarray, format_code: np.ndarray) -> np.ndarray:
+    """Values of magnitudes given as bits: uint32 [N] and format codes [N] -> float32 [N], exact for every format."""
+    values = np.full(max_mag.shape, np.nan, np.float32)
+    for code in Format:
+        chosen = format_code == code
+        dtype = FORMATS[code.name].numpy
+        bits = max_mag[chosen].astype(f"<u{dtype.itemsize}")
+        values[chosen] = bits.view(dtype).astype(np.float32)
+    return values
+
+
+# --- data of the page ------------------------------------------------------------------------------------------------------
+
+def _base64(array: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+
+
+def _source_path(entry: dict) -> str | None:
+    """The path whose records are drawn."""
+    return "cpu" if "cpu" in entry["paths"] else next(iter(entry["paths"]), None)
+
+
+def _trace_payload(out: Path, entry: dict, trace: Trace) -> dict:
+    steps, probes = len(trace.step), len(trace.probes)
+    max_abs = np.full((probes, steps), np.nan, "<f4")
+    baseline = np.full((probes, steps), np.nan, "<f4")
+    flags = np.zeros((probes, steps), "<u2")
+    mode = np.full((probes, steps), NO_RECORD, "u1")
+    risk = np.zeros((probes, steps), "u1")
+    cause = np.zeros((probes, steps), "u1")
+    nonfinite = np.zeros((probes, steps), "<u4")
+    path = _source_path(entry)
+    if path is not None:
+        file = out / f"{trace.name}.{path}.records"
+        records = read_records(file)
+        column = np.searchsorted(trace.step, records["step"]).clip(max=steps - 1)
+        if np.any(records["op"] >= probes) or np.any(trace.step[column] != records["step"]):
+            raise ReportError(file, f"holds operators or steps that {entry['file']} does not have", _REPLAY_AGAIN)
+        cell = (records["op"], column)
+        max_abs[cell] = magnitudes(records["max_mag"], records["format"])
+        for target, field in ((flags, "flags"), (mode, "mode"), (risk, "risk"), (cause, "cause"), (nonfinite, "nonfinite_count")):
+            target[cell] = records[field]
+        baseline_file = out / f"{trace.name}.baseline"
+        if path == "cpu" and baseline_file.exists():
+            values = _read_array(baseline_file, np.dtype("<f8"))
+            if len(values) != len(records):
+                raise ReportError(baseline_file, f"{len(values)} values for {len(records)} records", _REPLAY_AGAIN)
+            baseline[cell] = values
+
+    limits = np.array([FORMATS[probe.format].max_value for probe in trace.probes], np.float32)
+    went_bad = np.flatnonzero(nonfinite.any(axis=1))
+    first = entry["first_incident"]
+    largest = np.nan_to_num(max_abs, nan=0.0).max(axis=1)
+    payload = {
+        "name": trace.name,
+        "path": path,
+        "step": trace.step.tolist(),
+        "probes": [{"name": probe.name, "kind": probe.kind, "format": probe.format, "shape": list(probe.shape),
+                    "limit": float(limit), "raw": probe.name in trace.raw} for probe, limit in zip(trace.probes, limits)],
+        "default_op": first["op"] if first else int(np.argmax(largest / limits)),
+        "incidents": entry["incidents"],
+        "raw_windows": _windows(trace),
+        # [P, S]: value of operator p at step index s
+        "max_abs": _base64(max_abs), "baseline_log2": _base64(baseline), "flags": _base64(flags), "mode": _base64(mode),
+        "risk": _base64(risk), "cause": _base64(cause),
+        # [S] for each operator that ever was non-finite
+        "nonfinite": {str(op): _base64(nonfinite[op]) for op in went_bad},
+        # [S] or absent
+        "series": {name: _base64(values.astype("<f4")) for name in ("loss", "grad_norm", "loss_scale")
+                   if (values := getattr(trace, name)) is not None},
+    }
+    if trace.loss_scale is not None:
+        payload["scale_log2"] = np.clip(np.frexp(trace.loss_scale)[1] - 1, -128, 127).tolist()  # floor(log2), exact
+    return payload
+
+
+def _windows(trace: Trace) -> list[list[int]]:
+    """[first, last] step of each run of neighbouring steps that have raw elements."""
+    if trace.raw_step is None:
+        return []
+    index = np.searchsorted(trace.step, trace.raw_step)
+    runs = np.split(index, np.flatnonzero(np.diff(index) > 1) + 1)
+    return [[int(trace.step[run[0]]), int(trace.step[run[-1]])] for run in runs if run.size]
+
+
+# --- text ------------------------------------------------------------------------------------------------------------------
+
+def _text(value) -> str:
+    return html.escape(str(value))
+
+
+def _count(value: int, singular: str) -> str:
+    return f"{value:,} {singular}" + ("" if value == 1 else "s")
+
+
+def _number(value: float) -> str:
+    """Three significant digits, never in exponent form."""
+    digits = 2 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 6)}f}"
+
+
+def _time(nanoseconds: float) -> str:
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if nanoseconds >= size:
+            return f"{_number(nanoseconds / size)}&nbsp;{unit.replace('us', '&micro;s')}"
+    return f"{_number(nanoseconds)}&nbsp;ns"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{_number(count / size)}&nbsp;{unit}"
+    return f"{count:,.0f}&nbsp;B"
+
+
+DASH = '<span class="none">&ndash;</span>'
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+    """A table of cells that are HTML already. A column title that starts with "#" is a number: aligned right. A row may begin
+    with a class name for its <tr>, as a tuple (class, cells)."""
+    numeric = [title.startswith("#") for title in columns]
+    align = ['' if not right else ' class="n"' for right in numeric]
+    parts = ["<table>"]
+    if caption:
+        parts.append(f"<caption>{caption}</caption>")
+    parts.append("<thead><tr>" + "".join(f'<th scope="col"{a}>{t.removeprefix("#")}</th>' for t, a in zip(columns, align)) +
+                 "</tr></thead><tbody>")
+    for row in rows:
+        kind, cells = row if isinstance(row, tuple) else ("", row)
+        parts.append((f'<tr class="{kind}">' if kind else "<tr>") +
+                     "".join(f"<td{a}>{cell}</td>" for cell, a in zip(cells, align)) + "</tr>")
+    parts.append("</tbody></table>")
+    return '<div class="wide">' + "".join(parts) + "</div>"
+
+
+def _label(label: str) -> str:
+    return f'<span class="label {_text(label)}">{_text(label)}</span>'
+
+
+def _lead(steps: int) -> str:
+    if steps == 0:
+        return '0 <span class="unit">(no warning)</span>'
+    return ("&ge;&thinsp;" if steps >= LEAD_WINDOW else "") + str(steps)
+
+
+# --- sections --------------------------------------------------------------------------------------------------------------
+
+def _verdict(out: Path, summary: dict) -> str:
+    paths = list(dict.fromkeys(path for entry in summary["traces"] for path in entry["paths"]))
+    counts = (f"{summary['records_compared']:,} records, {summary['beats_compared']:,} beats and "
+              f"{summary['cycles_compared']:,} cycles compared")
+    if summary["mismatches"]:
+        lines = [f'<div class="verdict bad"><p><strong>{_count(summary["mismatches"], "mismatch").replace("mismatchs", "mismatches")}'
+                 f"</strong> in {counts}.</p>"]
+        for entry in summary["traces"]:
+            if "first_divergence" not in entry:
+                continue
+            waveform = out / f"{entry['name']}.fst"
+            seen = f" Waveform: <code>{_text(waveform.name)}</code>." if waveform.exists() else ""
+            lines.append(f"<p><b>{_text(entry['name'])}</b>, first divergence: "
+                         f"<code>{_text(entry['first_divergence']['text'])}</code>.{seen}</p>")
+        return "".join(lines) + "</div>"
+    if not summary["records_compared"]:
+        return (f'<div class="verdict idle"><p><strong>Nothing was compared.</strong> Only {_text(", ".join(paths) or "no path")} '
+                "ran; a comparison needs two paths.</p></div>")
+    return (f'<div class="verdict good"><p><strong>Equal.</strong> {_text(", ".join(paths))}: {counts}, '
+            "<strong>0&nbsp;mismatches</strong>.</p></div>")
+
+
+def _head(out: Path, summary: dict) -> str:
+    operators = sum(entry["steps"] * entry["probes"] for entry in summary["traces"])
+    device = summary["device"]
+    parameters = [("operators", device["num_ops"]), ("datapath", f"{device['datapath_width']} bits"),
+                  ("streams", device["num_streams"]), ("op queue", f"{device['queue_depth']} completions"),
+                  ("counters", f"{device['counter_width']} bits")]
+    shown = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in parameters)
+    return (f"<header><h1>Replay report</h1><p class=\"sub\">{_count(len(summary['traces']), 'trace')}, {operators:,} operator "
+            "executions replayed through models of the on-chip overflow-precursor detector</p>"
+            f"{_verdict(out, summary)}<dl class=\"device\">{shown}</dl></header>")
+
+
+def _crosscheck(summary: dict) -> str:
+    rows, skipped = [], []
+    for entry in summary["traces"]:
+        bad = "alert" if entry["mismatches"] else ""
+        pairs = ", ".join(f"{_text(c['left'])}&thinsp;=&thinsp;{_text(c['right'])}" if not c["mismatches"] else
+                          f"<b>{_text(c['left'])}&thinsp;&ne;&thinsp;{_text(c['right'])}</b>" for c in entry["comparisons"])
+        rows.append((bad, [_text(entry["name"]), _label(entry["label"]), f"{entry['steps']:,}", f"{entry['probes']:,}",
+                           f"{entry['operators_raw']:,}", f"{entry['operators_statistic']:,}", f"{entry['records_compared']:,}",
+                           f"{entry['beats_compared']:,}", f"{entry['cycles_compared']:,}", f"{entry['mismatches']:,}",
+                           pairs or DASH]))
+        skipped += [f"<li>{_text(entry['name'])}: <b>{_text(path)}</b> skipped: {_text(reason)}</li>"
+                    for path, reason in entry["paths_skipped"].items()]
+    if len(rows) > 1:
+        rows.append(("total", ["all", "", "", "", "", "", *(f"{summary[key]:,}" for key in (
+            "records_compared", "beats_compared", "cycles_compared", "mismatches")), ""]))
+    return ("<section><h2>Cross-check</h2>" +
+            _table(["trace", "label", "#steps", "#probes", "#raw ops", "#statistic ops", "#records", "#beats", "#cycles",
+                    "#mismatches", "pairs of paths"], rows) +
+            '<p class="note">Records are compared bit for bit by seq; rtl and systemc also every output pin in every cycle. '
+            "A <i>raw op</i> went element by element through the datapath, a <i>statistic op</i> through the sideband.</p>" +
+            (f'<ul class="skipped">{"".join(skipped)}</ul>' if skipped else "") + "</section>")
+
+
+def _spread_cycles(spread: dict) -> str:
+    low, high = spread["minimum"], spread["maximum"]
+    return f"{low:.0f}" if low == high else f"{low:.0f}..{high:.0f}"
+
+
+def _overhead_row(entry: dict, figures: dict) -> list[str]:
+    """One path of one trace: path, basis, reaction, worst, stall cycles, bytes re-read, time per step, energy, run time."""
+    path = _text(figures["path"])
+    if figures.get("basis") == "modelled":
+        return [path, '<span class="basis modelled">modelled</span>', _time(figures["reaction_microseconds"] * 1e3), DASH, DASH,
+                _bytes(entry["raw_bytes"]), DASH, f"{_number(figures['reread_energy_nanojoule_per_operator'] / 1e3)}&nbsp;&micro;J",
+                DASH]
+    basis = figures["reaction"]["basis"]
+    reaction = worst = DASH
+    if basis == "counted":
+        ways = [(name, figures["reaction"][key]) for name, key, ops in (
+            ("tap", "cycles", "operators_raw"), ("sideband", "sideband_cycles", "operators_statistic")) if entry[ops]]
+        reaction = "<br>".join(f"{name} {_spread_cycles(spread)} cycles" for name, spread in ways)
+        worst = "<br>".join(_time(spread["maximum"]) for _, spread in ways)
+    elif basis == "measured":
+        reaction = _time(figures["reaction"]["nanoseconds"]["median"])
+        worst = f"{_time(figures['reaction']['nanoseconds']['p99'])} <span class=\"unit\">p99</span>"
+    step = figures.get("microseconds_per_step")
+    return [path, f'<span class="basis {basis}">{basis}</span>', reaction, worst,
+            f"{figures['stall_cycles']:,}" if "stall_cycles" in figures else DASH, _bytes(figures["extra_element_bytes"]),
+            _time(step * 1e3) if step is not None else DASH,
+            "0" if figures["extra_element_bytes"] == 0 else DASH, _time(figures["seconds"] * 1e9)]
+
+
+def _overhead(summary: dict) -> str:
+    rows, models, unseen = [], {}, []
+    for entry in summary["traces"]:
+        for position, figures in enumerate(entry["reaction_and_overhead"]):
+            rows.append(("first" if position == 0 else "",
+                         [_text(entry["name"]) if position == 0 else "", *_overhead_row(entry, figures)]))
+            if figures.get("basis") == "modelled":
+                models[json.dumps(figures["assumptions"], sort_keys=True)] = figures["assumptions"]
+            if figures.get("unseen"):
+                unseen.append(f"<li>{_text(entry['name'])}, {_text(figures['path'])}: {figures['unseen']:,} completions found the "
+                              "op queue full and were never seen by the detection unit</li>")
+    notes = ["<i>counted</i>: clock cycles of the simulated device, from the edge that samples the last beat to the first edge "
+             "that can use the new mode; in time at an assumed clock of 1&nbsp;GHz.",
+             "<i>annotated</i>: the loosely timed model states its delay and measures none.",
+             "<i>measured</i>: wall time on this machine for statistic, detection and decision of one operator (median, "
+             "99th percentile)."]
+    for a in models.values():
+        notes.append("<i>modelled</i>: computed, <b>not measured</b>, from these assumptions: kernel launch "
+                     f"{a['launch_us']}&nbsp;&micro;s, synchronisation {a['synchronise_us']}&nbsp;&micro;s, host decision "
+                     f"{a['host_decision_us']}&nbsp;&micro;s, register write {a['register_write_us']}&nbsp;&micro;s, memory "
+                     f"{a['bandwidth_bytes_per_us'] / 1e6:g}&nbsp;TB/s. Energy: re-reading one mean raw operator from HBM2. Sources: "
+                     "<code>docs/metrics.md</code>.")
+    return ("<section><h2>Reaction and overhead</h2>" +
+            _table(["trace", "path", "basis", "#reaction", "#worst", "#stall cycles", "#element bytes re-read", "#time per step",
+                    "#re-read energy per op", "#run time of the path"], rows) +
+            '<ul class="note">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>" +
+            (f'<ul class="skipped">{"".join(unseen)}</ul>' if unseen else "") + "</section>")
+
+
+def _detection(summary: dict) -> str:
+    rows, flag_rows, incidents = [], [], []
+    raised = [flag.name for flag in Flag if any(entry["detection"]["flags"].get(flag.name) for entry in summary["traces"])]
+    for entry in summary["traces"]:
+        quality, first = entry["detection"], entry["first_incident"]
+        happened = ([f"step {first['step']:,}, {_text(first['probe'])}", _lead(first["lead_steps"]), _text(first["mode_before"])]
+                    if first else ["none", DASH, DASH])
+        rows.append([_text(entry["name"]), _label(entry["label"]), f"{quality['probe_steps']:,}", f"{quality['alarms']:,}",
+                     f"{quality['alarms_per_1000']:.3f}", f"{quality['downshifts']:,}", *happened, f"{len(entry['incidents']):,}"])
+        flag_rows.append([_text(entry["name"]), *(f"{quality['flags'].get(name, 0):,}" for name in raised),
+                          f"{quality['records_with_alarm_flags']:,}"])
+        for i in entry["incidents"]:
+            alarm = i["first_alarm_step"]
+            incidents.append([_text(entry["name"]), f"{i['step']:,}", f"{i['op']}", _text(i["probe"]), _lead(i["lead_steps"]),
+                              f"{alarm:,}" if alarm is not None else DASH, _text(i["mode_before"])])
+    parts = ["<section><h2>Detection</h2>",
+             _table(["trace", "label", "#probe-steps", "#alarms", "#per 1000", "#downshifts", "first incident", "#lead (steps)",
+                     "mode then", "#operators non-finite"], rows),
+             '<p class="note">An <i>alarm</i> is a record with a risk of at least RISK.STABLE before its operator goes non-finite; '
+             "an <i>incident</i> is an operator's first non-finite value; its <i>lead</i> counts the steps for which the alarm was "
+             f"standing, at most {LEAD_WINDOW}. On traces labelled healthy or near-limit every alarm is a false one. Replay is open "
+             "loop: the trace's elements do not change when a mode does.</p>"]
+    parts.append(_table(["trace", *(f"#{name}" for name in raised), "#records with an alarm flag"], flag_rows,
+                        "Records with each flag"))
+    if any(entry["lead_when_sampled"] for entry in summary["traces"]):
+        parts.append('<figure class="small"><figcaption>Lead of the first incident when its operator is looked at only every '
+                     'n-th step</figcaption><div id="sampled-lead" class="plot"></div></figure>')
+    if incidents:
+        state = " open" if len(incidents) <= OPEN_INCIDENTS else ""
+        parts.append(f"<details{state}><summary>All {_count(len(incidents), 'incident')}</summary>" +
+                     _table(["trace", "#step", "#op", "operator", "#lead (steps)", "#first alarm at step", "mode then"], incidents) +
+                     "</details>")
+    return "".join(parts) + "</section>"
+
+
+def _trace_section(index: int, entry: dict, trace: Trace) -> str:
+    facts = [f"{entry['steps']:,} steps", f"{entry['probes']:,} operators",
+             f"{_bytes(entry['raw_bytes'])} of raw elements" if entry["raw_bytes"] else "statistics only"]
+    facts += [_text(value) for value in (trace.model, trace.framework) if value]
+    if trace.seed:
+        facts.append(f"seed {_text(trace.seed)}")
+    title = f'<h2>{_text(entry["name"])} {_label(entry["label"])}</h2><p class="sub">{" &middot; ".join(facts)}</p>'
+    manifest = json.dumps(trace.manifest, indent=2, sort_keys=True) if trace.manifest else ""
+    foot = f"<details><summary>Manifest</summary><pre>{_text(manifest)}</pre></details>" if manifest else ""
+    path = _source_path(entry)
+    if path is None:
+        return f'<section class="trace">{title}<p class="note">No path was run: there are no records to draw.</p>{foot}</section>'
+    options = "".join(f'<option value="{op}">{op}: {_text(probe.name)}</option>' for op, probe in enumerate(trace.probes))
+    return (f'<section class="trace" data-trace="{index}">{title}'
+            "<h3>Where trouble starts</h3>"
+            '<p class="note">Headroom of every operator at every step: how many doublings the largest magnitude is away from the '
+            "format's limit. Click a row to see that operator below; zooming one picture zooms the other.</p>"
+            '<div class="plot heat"></div>'
+            f'<h3><label for="op-{index}">Operator</label> <select id="op-{index}">{options}</select></h3>'
+            '<p class="note facts" aria-live="polite"></p><div class="plot detail"></div>'
+            f'<p class="note">Records of path {_text(path)}. The limit is the format\'s largest finite magnitude. The device keeps '
+            "the baseline of a gradient with the loss scale taken out; it is drawn with the scale put back.</p>"
+            f"{foot}</section>")
+
+
+def _registers(config: dict) -> str:
+    changed = sum(config[name] != CONFIG_RESET.get(name) for name in config)
+    rows = []
+    for name, value in config.items():
+        reset = CONFIG_RESET.get(name)
+        bits = f"{value / 32:g} bit" if name.startswith("limit_") or name in (
+            "forecast_headroom", "critical_headroom", "jump_threshold") else DASH
+        rows.append(("changed" if value != reset else "", [f"<code>{_text(name)}</code>", str(value), bits,
+                                                           str(reset) if reset is not None else DASH]))
+    third = -(-len(rows) // 3)
+    blocks = "".join(_table(["field", "#value", "#as log2", "#reset"], rows[i:i + third]) for i in range(0, len(rows), third))
+    told = "all at their reset value" if not changed else f"{changed} changed from the reset value (bold)"
+    documents = [("docs/metrics.md", "alarm, lead, reaction, overhead, energy"), ("docs/numerics.md", "flags, baseline, risk"),
+                 ("docs/controller.md", "modes"), ("docs/registers.md", "meaning and range of every field"),
+                 ("docs/architecture.md", "paths, timing"), ("docs/formats.md", "records and traces")]
+    shown = "".join(f"<li><code>{file}</code>: {what}</li>" for file, what in documents)
+    return (f'<section><h2>Registers</h2><p class="note">Configuration of every path in this replay: {told}.</p>'
+            f'<div class="columns">{blocks}</div><h3>Definitions</h3><ul class="documents">{shown}</ul></section>')
+
+
+def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: dict) -> str:
+    payload["lead_when_sampled"] = [{"name": entry["name"], "leads": entry["lead_when_sampled"]} for entry, _ in entries
+                                    if entry["lead_when_sampled"]]
+    data = json.dumps(payload, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")  # no </script> inside
+    here = Path(__file__)
+    names = ", ".join(entry["name"] for entry, _ in entries)
+    # The policy lets the page load nothing, from nowhere.
+    return "".join([
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; script-src \'unsafe-inline\'; '
+        'style-src \'unsafe-inline\'; img-src data: blob:">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>opd replay: {_text(names)}</title>\n<style>\n{here.with_suffix('.css').read_text('ascii')}</style></head>\n<body>\n",
+        _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _detection(summary), "\n",
+        "<noscript><p class=\"verdict idle\">The plots need JavaScript.</p></noscript>\n",
+        "\n".join(_trace_section(i, entry, trace) for i, (entry, trace) in enumerate(entries)), "\n",
+        _registers(summary["config"]), "\n",
+        f'<script type="application/json" id="data">{data}</script>\n',
+        f"<script>{get_plotlyjs()}</script>\n",
+        f"<script>\n{here.with_suffix('.js').read_text('ascii')}</script>\n</body></html>\n",
+    ])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m opd.report", description="Write DIR/report.html from the files of a replay.",
+                                     epilog="Exit status: 0 written, 2 bad input.")
+    parser.add_argument("dir", metavar="DIR", help="folder that `opd replay --out` wrote")
+    parser.add_argument("traces", metavar="TRACE", nargs="+", help="the traces that were replayed")
+    options = parser.parse_args(arguments)
+    try:
+        print(write(options.dir, options.traces))
+    except (ReportError, TraceError) as error:
+        print(f"opd.report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
