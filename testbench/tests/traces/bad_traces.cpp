@@ -1,0 +1,491 @@
+#include "bad_traces.hpp"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+
+#include "sample_traces.hpp"
+
+namespace opd::tb {
+namespace {
+
+using trace::SafetensorsFile;
+using trace::TensorView;
+
+const std::string kRewrite = "; write the file with opd.trace or a safetensors library";
+const std::string kCopyAgain = "; the file is damaged or cut off: copy or capture it again";
+const std::string kCapture = "; capture the trace again with opd.trace";
+
+struct OwnedTensor {
+  std::string dtype;
+  std::vector<std::uint64_t> shape;
+  std::vector<std::byte> data;
+};
+
+/// A trace as metadata and tensors, to be broken at will.
+struct Parts {
+  std::map<std::string, std::string> metadata;
+  std::map<std::string, OwnedTensor> tensors;
+
+  explicit Parts(const std::vector<std::byte>& bytes) {
+    const auto file = SafetensorsFile::parse(bytes, "sample");
+    metadata = file.metadata();
+    for (const auto& [name, t] : file.tensors()) {
+      tensors[name] = {t.dtype, t.shape, {t.data.begin(), t.data.end()}};
+    }
+  }
+  std::vector<std::byte> bytes() const {
+    std::map<std::string, TensorView> views;
+    for (const auto& [name, t] : tensors) views[name] = {t.dtype, t.shape, t.data};
+    return trace::serialize_safetensors(metadata, views);
+  }
+  template <typename T>
+  void set(const std::string& name, std::size_t index, T value) {
+    auto& data = tensors.at(name).data;
+    if ((index + 1) * sizeof(T) > data.size())
+      throw std::logic_error("bad_traces: index out of range");
+    std::memcpy(data.data() + index * sizeof(T), &value, sizeof(T));
+  }
+  void reshape(const std::string& name, std::vector<std::uint64_t> shape, std::size_t bytes) {
+    tensors.at(name).shape = std::move(shape);
+    tensors.at(name).data.resize(bytes);
+  }
+};
+
+/// `text` with its one occurrence of `from` replaced.
+std::string replaced(std::string text, std::string_view from, std::string_view to) {
+  const std::size_t at = text.find(from);
+  if (at == std::string::npos || text.find(from, at + 1) != std::string::npos) {
+    throw std::logic_error("bad_traces: not exactly one \"" + std::string(from) + "\"");
+  }
+  return text.replace(at, from.size(), to);
+}
+
+/// A file of that header and no data.
+std::vector<std::byte> only_header(std::string_view header) {
+  return with_header(std::vector<std::byte>(8), header);
+}
+
+}  // namespace
+
+std::vector<BadTrace> bad_traces() {
+  const std::vector<std::byte> good = trace::serialize(sample_trace(), "sample");
+  const std::string header = header_of(good);
+  std::vector<BadTrace> cases;
+  const auto bytes_case = [&](std::string name, std::vector<std::byte> bytes, std::string error) {
+    cases.push_back({std::move(name), std::move(bytes), std::move(error)});
+  };
+  const auto header_case = [&](std::string name, std::string_view from, std::string_view to,
+                               std::string error) {
+    bytes_case(std::move(name), with_header(good, replaced(header, from, to)), std::move(error));
+  };
+  const auto parts_case = [&](std::string name, const std::function<void(Parts&)>& edit,
+                              std::string error) {
+    Parts parts(good);
+    edit(parts);
+    bytes_case(std::move(name), parts.bytes(), std::move(error));
+  };
+  const auto metadata_case = [&](std::string name, const std::string& key, const std::string& value,
+                                 std::string error) {
+    parts_case(
+        std::move(name), [&](Parts& p) { p.metadata[key] = value; }, std::move(error));
+  };
+  const auto probe_case = [&](std::string name, std::string_view from, std::string_view to,
+                              std::string error) {
+    parts_case(
+        std::move(name),
+        [&](Parts& p) { p.metadata["probes"] = replaced(p.metadata["probes"], from, to); },
+        std::move(error));
+  };
+  const auto cut = [&](std::size_t size) {
+    return std::vector(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size));
+  };
+  const auto length = [&](std::uint64_t value) {
+    auto bytes = good;
+    std::memcpy(bytes.data(), &value, 8);
+    return bytes;
+  };
+  const std::string follow = std::to_string(good.size() - 8);
+  const std::string data_bytes = std::to_string(good.size() - 8 - header.size());
+
+  // Container: length and header.
+  bytes_case("no_length", cut(7),
+             "header length: the file is shorter than the 8 bytes of the length" + kCopyAgain);
+  bytes_case("length_zero", length(0), "header: not valid JSON" + kRewrite);
+  bytes_case("length_over_64_mib", length((64u << 20) + 1),
+             "header length: 67108865 bytes, more than the 64 MiB allowed" + kRewrite);
+  bytes_case("length_all_ones", length(~std::uint64_t{0}),
+             "header length: 18446744073709551615 bytes, more than the 64 MiB allowed" + kRewrite);
+  bytes_case("length_past_the_file", length(good.size() - 7),
+             "header length: " + std::to_string(good.size() - 7) + " bytes, but only " + follow +
+                 " follow" + kCopyAgain);
+  bytes_case("truncated_header", cut(100),
+             "header length: " + std::to_string(header.size()) + " bytes, but only 92 follow" +
+                 kCopyAgain);
+  bytes_case("truncated_data", cut(good.size() - 1),
+             "tensor \"raw/adam \\x22v\\x22 \\xc3\\xa9\": ends at byte " + data_bytes +
+                 " of the data, past its " + std::to_string(good.size() - 9 - header.size()) +
+                 " bytes" + kCopyAgain);
+  bytes_case(
+      "trailing_data",
+      [&] {
+        auto b = good;
+        b.resize(b.size() + 3);
+        return b;
+      }(),
+      "file: 3 bytes after the last tensor" + kRewrite);
+  bytes_case("not_json", only_header("{\"step\": }"), "header: not valid JSON" + kRewrite);
+  bytes_case("two_values", only_header("{} {}"), "header: not valid JSON" + kRewrite);
+  bytes_case("not_utf8", only_header("{\"\xFF\":1}"), "header: not valid JSON" + kRewrite);
+  bytes_case("lone_surrogate", only_header("{\"\\ud800\":1}"), "header: not valid JSON" + kRewrite);
+  bytes_case("nul_after_json", only_header(std::string_view("{}\0{", 4)),
+             "header: not valid JSON" + kRewrite);
+  bytes_case("byte_order_mark", only_header("\xEF\xBB\xBF{}"), "header: not valid JSON" + kRewrite);
+  bytes_case("number_overflow", only_header("{\"a\":1e999}"), "header: not valid JSON" + kRewrite);
+  bytes_case("json_nan", only_header("{\"a\":NaN}"), "header: not valid JSON" + kRewrite);
+  bytes_case("pickle", only_header("\x80\x04\x95"), "header: not valid JSON" + kRewrite);
+  bytes_case("header_list", only_header("[]"),
+             "header: is not a JSON object that starts at its first byte" + kRewrite);
+  bytes_case("header_leading_space", with_header(good, " " + header),
+             "header: is not a JSON object that starts at its first byte" + kRewrite);
+  bytes_case("depth_bomb",
+             only_header("{\"a\":" + std::string(1000000, '[') + std::string(1000000, ']') + "}"),
+             "header: JSON nested deeper than 64" + kRewrite);
+  bytes_case("depth_65", only_header("{\"a\":" + std::string(64, '[') + std::string(64, ']') + "}"),
+             "header: JSON nested deeper than 64" + kRewrite);
+  bytes_case("value_bomb", only_header([] {
+               std::string text = "{\"a\":[0";
+               for (int i = 0; i < (1 << 21); ++i) text += ",0";
+               return text + "]}";
+             }()),
+             "header: JSON of more than 2097152 values" + kRewrite);
+  header_case("duplicate_tensor", "\"lr\":{", "\"loss\":{",
+              "header: duplicate key \"loss\"" + kRewrite);
+  header_case("duplicate_metadata", "\"seed\":\"42\"", "\"seed\":\"42\",\"name\":\"b\"",
+              "header: duplicate key \"name\"" + kRewrite);
+  header_case("duplicate_member", "\"dtype\":\"I64\",\"shape\":[4]",
+              "\"dtype\":\"I64\",\"dtype\":\"I64\",\"shape\":[4]",
+              "header: duplicate key \"dtype\"" + kRewrite);
+  header_case("metadata_not_object", "\"__metadata__\":{", "\"__metadata__\":1,\"x\":{",
+              "__metadata__: is not an object" + kRewrite);
+  header_case("metadata_not_string", "\"seed\":\"42\"", "\"seed\":42",
+              "__metadata__: \"seed\" is not a string" + kRewrite);
+
+  // Container: tensors. `lr` is one of four F32 [4], so its numbers are found by its name.
+  const std::string lr_entry = [&] {
+    const std::size_t at = header.find("\"lr\":");
+    return header.substr(at, header.find('}', at) + 1 - at);
+  }();
+  const std::size_t offset_at = lr_entry.find('[') + 1;
+  const std::uint64_t begin = std::stoull(lr_entry.substr(offset_at));
+  const auto entry = [&](std::string_view dtype, std::string_view shape, std::string_view offsets) {
+    return "\"lr\":{\"data_offsets\":" + std::string(offsets) + ",\"dtype\":" + std::string(dtype) +
+           ",\"shape\":" + std::string(shape) + "}";
+  };
+  const auto range = [&](std::uint64_t first, std::uint64_t last) {
+    return "[" + std::to_string(first) + "," + std::to_string(last) + "]";
+  };
+  const std::string ok = range(begin, begin + 16);
+  const auto tensor_case = [&](std::string name, const std::string& text, std::string error) {
+    header_case(std::move(name), lr_entry, text, "tensor \"lr\": " + std::move(error));
+  };
+  tensor_case("tensor_not_object", "\"lr\":[]",
+              "is not an object of dtype, shape and data_offsets" + kRewrite);
+  tensor_case("tensor_member_missing", "\"lr\":{\"dtype\":\"F32\",\"shape\":[4]}",
+              "is not an object of dtype, shape and data_offsets" + kRewrite);
+  tensor_case("tensor_member_extra", replaced(lr_entry, "}", ",\"x\":0}"),
+              "is not an object of dtype, shape and data_offsets" + kRewrite);
+  tensor_case("dtype_not_string", entry("32", "[4]", ok), "dtype is not a string" + kRewrite);
+  tensor_case("dtype_unknown", entry("\"F31\"", "[4]", ok), "unknown dtype \"F31\"" + kRewrite);
+  tensor_case("shape_not_list", entry("\"F32\"", "4", ok), "shape is not a list" + kRewrite);
+  tensor_case("shape_negative", entry("\"F32\"", "[-4]", ok),
+              "shape holds a value that is not a size" + kRewrite);
+  tensor_case("shape_fraction", entry("\"F32\"", "[4.0]", ok),
+              "shape holds a value that is not a size" + kRewrite);
+  tensor_case("shape_bool", entry("\"F32\"", "[4,true]", ok),
+              "shape holds a value that is not a size" + kRewrite);
+  tensor_case("shape_2_64", entry("\"F32\"", "[18446744073709551616]", ok),
+              "shape holds a value that is not a size" + kRewrite);
+  tensor_case("shape_overflow", entry("\"F32\"", "[4294967296,4294967296]", ok),
+              "shape overflows 64 bits" + kRewrite);
+  tensor_case("shape_overflow_to_16", entry("\"F32\"", "[4611686018427387908]", ok),
+              "shape overflows 64 bits" + kRewrite);
+  tensor_case("shape_overflow_times_zero", entry("\"F32\"", "[4294967296,4294967296,0]", ok),
+              "shape overflows 64 bits" + kRewrite);
+  tensor_case("offsets_not_pair", entry("\"F32\"", "[4]", "[0]"),
+              "data_offsets is not a pair [begin, end] with begin <= end" + kRewrite);
+  tensor_case("offsets_negative", entry("\"F32\"", "[4]", "[-16,0]"),
+              "data_offsets is not a pair [begin, end] with begin <= end" + kRewrite);
+  tensor_case("offsets_backwards", entry("\"F32\"", "[4]", range(begin + 16, begin)),
+              "data_offsets is not a pair [begin, end] with begin <= end" + kRewrite);
+  tensor_case("size_lies", entry("\"F32\"", "[5]", ok),
+              "data_offsets span 16 bytes, but shape and dtype make 20" + kRewrite);
+  tensor_case("size_lies_by_dtype", entry("\"F64\"", "[4]", ok),
+              "data_offsets span 16 bytes, but shape and dtype make 32" + kRewrite);
+  tensor_case("end_past_the_file",
+              entry("\"U8\"", "[1152921504606846976]", "[0,1152921504606846976]"),
+              "ends at byte 1152921504606846976 of the data, past its " + data_bytes + " bytes" +
+                  kCopyAgain);
+  tensor_case("overlap", entry("\"F32\"", "[4]", range(begin - 4, begin + 12)),
+              "overlaps another tensor" + kRewrite);
+  bytes_case(
+      "gap",
+      [&] {
+        Parts p(good);
+        p.tensors.erase("raw/loss");  // the next in the file are the E4M3 rows
+        auto bytes = p.bytes();
+        const std::string text = header_of(bytes);
+        const std::string name = "\"raw/layer.0/grad\":{\"data_offsets\":[";
+        const std::size_t at = text.find(name) + name.size();
+        const std::uint64_t first = std::stoull(text.substr(at));
+        const std::uint64_t last = first + 6;
+        return with_header(
+            bytes, replaced(text, range(first, last) + ",\"dtype\":\"F8_E4M3\",\"shape\":[2,3]",
+                            range(first + 1, last) + ",\"dtype\":\"F8_E4M3\",\"shape\":[5]"));
+      }(),
+      "tensor \"raw/layer.0/grad\": leaves a gap before its data" + kRewrite);
+
+  // Metadata.
+  bytes_case("no_metadata", only_header("{}"),
+             "format: is not \"opd-trace\"; give a trace file; other tensors are not read");
+  metadata_case("foreign", "format", "pt",
+                "format: is not \"opd-trace\"; give a trace file; other tensors are not read");
+  for (const char* key :
+       {"version", "name", "label", "model", "framework", "seed", "manifest", "probes"}) {
+    parts_case(
+        "no_" + std::string(key), [&](Parts& p) { p.metadata.erase(key); },
+        std::string(key) + ": is missing from __metadata__" + kCapture);
+  }
+  metadata_case("version_2", "version", "2",
+                "version: \"2\" is not known; use a reader of that version, or version 1");
+  metadata_case("name_empty", "name", "",
+                "name: \"\" is not a short name; use letters, digits, '_', '.' and '-' only");
+  metadata_case(
+      "name_path", "name", "../a\n\x7F",
+      "name: \"../a\\x0a\\x7f\" is not a short name; use letters, digits, '_', '.' and '-' only");
+  metadata_case(
+      "label_unknown", "label", std::string(100, 'x'),
+      "label: \"" + std::string(64, 'x') +
+          "...\" is not a label; use healthy, near-limit, gradual, sudden, injected or data");
+  metadata_case("manifest_text", "manifest", "none", "manifest: not valid JSON" + kCapture);
+  metadata_case("manifest_list", "manifest", "[]", "manifest: not a JSON object" + kCapture);
+  metadata_case("manifest_duplicate", "manifest", R"({"a":{"b":1,"b":2}})",
+                "manifest: duplicate key \"b\"" + kCapture);
+  metadata_case("manifest_depth_bomb", "manifest", std::string(200000, '['),
+                "manifest: JSON nested deeper than 64" + kCapture);
+
+  // Probes.
+  metadata_case("probes_text", "probes", "[", "probes: not valid JSON" + kCapture);
+  metadata_case("probes_object", "probes", "{}",
+                "probes: is not a list of probes; probe at least one operator");
+  metadata_case("probes_empty", "probes", "[]",
+                "probes: is not a list of probes; probe at least one operator");
+  metadata_case(
+      "probes_65537", "probes",
+      [] {
+        std::string text = "[0";
+        for (int i = 0; i < 65536; ++i) text += ",0";
+        return text + "]";
+      }(),
+      "probes: 65537 probes, more than the 65536 op ids; probe fewer operators");
+  metadata_case("probe_number", "probes", "[0]", "probes[0]: is not an object" + kCapture);
+  probe_case("probe_without_name", R"("name":"loss",)", "",
+             "probes[4].name: is missing or not a string" + kCapture);
+  probe_case("probe_name_empty", R"("name":"loss")", R"("name":"")",
+             "probes[4].name: is empty; name the probe");
+  probe_case(
+      "probe_name_twice", R"("name":"loss")", R"("name":"layer.0/out")",
+      "probes[4].name: \"layer.0/out\" names two probes; give every probe a name of its own");
+  probe_case("probe_kind_unknown", R"("kind":"weight")", R"("kind":"bias")",
+             "probes[1].kind: \"bias\" is not a kind; use activation, weight, gradient, optimizer "
+             "or collective");
+  probe_case("probe_format_unknown", R"("format":"E5M2")", R"("format":"INT8")",
+             "probes[3].format: \"INT8\" is not a format; use FP16, BF16, E4M3, E5M2 or FP32");
+  probe_case("probe_format_number", R"("format":"E5M2")", R"("format":3)",
+             "probes[3].format: is missing or not a string" + kCapture);
+  probe_case("probe_without_shape", R"(,"shape":[])", "",
+             "probes[4].shape: is missing or not a list" + kCapture);
+  probe_case("probe_shape_text", "[2,3]", R"(["2"])",
+             "probes[0].shape: holds a value that is not a size" + kCapture);
+  probe_case("probe_without_elements", "[2,3]", "[2,0]",
+             "probes[0].shape: makes a probe without elements; leave the probe out");
+  probe_case("probe_2_63_elements", "[2,3]", "[2147483648,4294967296]",
+             "probes[0].shape: makes more than 2^63-1 elements; correct the shape");
+  probe_case("probe_elements_overflow", "[2,3]", "[4294967296,4294967296]",
+             "probes[0].shape: makes more than 2^63-1 elements; correct the shape");
+
+  // Tensors of a trace.
+  parts_case(
+      "raw_of_no_probe",
+      [](Parts& p) {
+        p.tensors["raw/x"] = {"F16", {2, 1}, std::vector<std::byte>(4)};
+      },
+      "tensor \"raw/x\": is of no probe in the list; add the probe or remove the tensor");
+  parts_case(
+      "tensor_unknown",
+      [](Parts& p) {
+        p.tensors["maxabs"] = {"F32", {1}, std::vector<std::byte>(4)};
+      },
+      "tensor \"maxabs\": is not part of a trace; correct its name or remove it");
+  for (const char* name : {"step", "max_abs", "nonfinite"}) {
+    parts_case(
+        "no_tensor_" + std::string(name), [&](Parts& p) { p.tensors.erase(name); },
+        std::string(name) + ": is missing" + kCapture);
+  }
+  parts_case(
+      "step_dtype", [](Parts& p) { p.tensors["step"].dtype = "U64"; },
+      "step: has dtype U64 instead of I64" + kCapture);
+  parts_case(
+      "step_empty", [](Parts& p) { p.reshape("step", {0}, 0); },
+      "step: holds no steps; record at least one step");
+  parts_case(
+      "step_matrix",
+      [](Parts& p) {
+        p.reshape("step", {2, 2}, 32);
+      },
+      "step: has shape [2, 2] instead of [0]" + kCapture);
+  parts_case(
+      "step_negative", [](Parts& p) { p.set<std::int64_t>("step", 0, -1); },
+      "step[0]: -1 is not in 0..2^32-1; count steps from 0");
+  parts_case(
+      "step_2_32", [](Parts& p) { p.set<std::int64_t>("step", 3, 4294967296); },
+      "step[3]: 4294967296 is not in 0..2^32-1; count steps from 0");
+  parts_case(
+      "step_repeats", [](Parts& p) { p.set<std::int64_t>("step", 2, 1); },
+      "step[2]: 1 does not come after 1; record every step once, in order");
+  parts_case(
+      "step_goes_back", [](Parts& p) { p.set<std::int64_t>("step", 2, 0); },
+      "step[2]: 0 does not come after 1; record every step once, in order");
+  parts_case(
+      "matrix_short",
+      [](Parts& p) {
+        p.reshape("max_abs", {3, 5}, 60);
+      },
+      "max_abs: has shape [3, 5] instead of [4, 5]" + kCapture);
+  parts_case(
+      "matrix_rank",
+      [](Parts& p) {
+        p.reshape("zero", {1, 1, 1, 1, 1, 1, 1, 1, 20}, 160);
+      },
+      "zero: has shape [1, 1, 1, 1, 1, 1, 1, 1, ...] instead of [4, 5]" + kCapture);
+  parts_case(
+      "matrix_dtype", [](Parts& p) { p.tensors["mean"].dtype = "I32"; },
+      "mean: has dtype I32 instead of F32" + kCapture);
+  parts_case(
+      "series_short", [](Parts& p) { p.reshape("loss", {3}, 12); },
+      "loss: has shape [3] instead of [4]" + kCapture);
+
+  // Values. Cell 7 is step 1 of layer.0/grad (E4M3, 3 elements).
+  const std::string cell_7 = "step 1, probe \"layer.0/grad\": ";
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const char* name : {"max_abs", "min_abs", "mean", "var"}) {
+    parts_case(
+        std::string(name) + "_nan", [&](Parts& p) { p.set(name, 7, nan); },
+        name + (": " + cell_7) + "is NaN; take statistics over the finite elements only");
+  }
+  for (const char* name : {"max_abs", "min_abs", "var"}) {
+    parts_case(
+        std::string(name) + "_negative", [&](Parts& p) { p.set(name, 7, -1.0f); },
+        name + (": " + cell_7) + "is negative" + kCapture);
+  }
+  for (const char* name : {"max_abs", "min_abs"}) {
+    const std::string error = name + (": " + cell_7) +
+                              "is above the largest finite E4M3; take the largest finite "
+                              "magnitude, or correct the probe's format";
+    parts_case(
+        std::string(name) + "_infinite", [&](Parts& p) { p.set(name, 7, infinity); }, error);
+    parts_case(
+        std::string(name) + "_above",
+        [&](Parts& p) { p.set(name, 7, std::nextafter(448.0f, 449.0f)); }, error);
+  }
+  parts_case(
+      "max_abs_fp32_infinite", [&](Parts& p) { p.set("max_abs", 9, infinity); },
+      "max_abs: step 1, probe \"loss\": is above the largest finite FP32; take the largest finite "
+      "magnitude, "
+      "or correct the probe's format");
+  for (const char* name : {"nonfinite", "saturated", "subnormal", "zero"}) {
+    parts_case(
+        std::string(name) + "_over", [&](Parts& p) { p.set<std::int64_t>(name, 7, 4); },
+        name + (": " + cell_7) + "4 is not in 0..3, the number of elements" + kCapture);
+    parts_case(
+        std::string(name) + "_negative", [&](Parts& p) { p.set<std::int64_t>(name, 7, -1); },
+        name + (": " + cell_7) + "-1 is not in 0..3, the number of elements" + kCapture);
+  }
+  parts_case(
+      "lr_infinite", [&](Parts& p) { p.set("lr", 2, infinity); },
+      "lr: step 7: is Inf or NaN; leave lr out, or record a finite one");
+  for (const float scale : {nan, infinity, 0.0f, -1.0f}) {
+    parts_case(
+        "loss_scale_" + std::to_string(cases.size()),
+        [&](Parts& p) { p.set("loss_scale", 2, scale); },
+        "loss_scale: step 7: is not positive and finite; leave loss_scale out, or record 1 where "
+        "there is none");
+  }
+
+  // Raw rows.
+  parts_case(
+      "raw_step_alone",
+      [](Parts& p) {
+        std::erase_if(p.tensors, [](const auto& t) { return t.first.starts_with("raw/"); });
+      },
+      "raw_step: is there, but no raw/ tensor is; remove it");
+  parts_case(
+      "raw_step_missing", [](Parts& p) { p.tensors.erase("raw_step"); },
+      "raw_step: is missing" + kCapture);
+  parts_case(
+      "raw_step_unknown", [](Parts& p) { p.set<std::int64_t>("raw_step", 0, 2); },
+      "raw_step[0]: 2 is not in step; record the statistics of every step with raw rows");
+  parts_case(
+      "raw_step_goes_back", [](Parts& p) { p.set<std::int64_t>("raw_step", 1, 0); },
+      "raw_step[1]: 0 does not come after 1; record every step once, in order");
+  parts_case(
+      "raw_rows",
+      [](Parts& p) {
+        p.reshape("raw/loss", {3, 1}, 12);
+      },
+      "tensor \"raw/loss\": has shape [3, 1] instead of [2, 1]" + kCapture);
+  parts_case(
+      "raw_elements",
+      [](Parts& p) {
+        p.reshape("raw/layer.0/out", {2, 2, 3}, 24);
+      },
+      "tensor \"raw/layer.0/out\": has shape [2, 2, 3] instead of [2, 6]" + kCapture);
+  parts_case(
+      "raw_dtype", [](Parts& p) { p.tensors["raw/layer.0/out"].dtype = "BF16"; },
+      "tensor \"raw/layer.0/out\": has dtype BF16 instead of F16" + kCapture);
+
+  // First bad step and op: step 7, probe 0 in the sample.
+  parts_case(
+      "first_bad_op_missing", [](Parts& p) { p.metadata.erase("first_bad_op"); },
+      "first_bad_op: is missing while the other of the two is there; record both or none");
+  parts_case(
+      "first_bad_step_missing", [](Parts& p) { p.metadata.erase("first_bad_step"); },
+      "first_bad_step: is missing while the other of the two is there; record both or none");
+  for (const std::string text :
+       {"", "x", "-1", "+7", "7.0", "2", "4294967303", "99999999999999999999"}) {
+    metadata_case("first_bad_step_" + std::to_string(cases.size()), "first_bad_step", text,
+                  "first_bad_step: \"" + text + "\" is not in step" + kCapture);
+  }
+  metadata_case("first_bad_op_unknown", "first_bad_op", "layer.9",
+                "first_bad_op: \"layer.9\" is not in probes" + kCapture);
+  metadata_case("first_bad_op_finite", "first_bad_op", "layer.0/weight",
+                "first_bad_op: step 7, probe \"layer.0/weight\": nonfinite is 0" + kCapture);
+  metadata_case("first_bad_not_first", "first_bad_op", "layer.0/grad",
+                "first_bad_step: step 7, probe \"layer.0/out\": nonfinite is not 0, and that is "
+                "not the step and op "
+                "recorded as first; record the first non-finite activation");
+  parts_case(
+      "first_bad_not_named",
+      [](Parts& p) {
+        p.metadata.erase("first_bad_step");
+        p.metadata.erase("first_bad_op");
+      },
+      "first_bad_step: step 7, probe \"layer.0/out\": nonfinite is not 0, and that is not the step "
+      "and op "
+      "recorded as first; record the first non-finite activation");
+  return cases;
+}
+
+}  // namespace opd::tb
