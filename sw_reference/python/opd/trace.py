@@ -228,7 +228,8 @@ def element_statistics(elements: np.ndarray) -> dict[str, float | int]:
     FP32 they are Inf) and the counts."""
     flat = np.asarray(elements).ravel()
     layout = next(row for row in FORMATS.values() if row.numpy == flat.dtype)
-    values = flat.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        values = flat.astype(np.float64)
     finite = values[np.isfinite(values)]
     magnitude = np.abs(finite)
     nonzero = magnitude[magnitude > 0]
