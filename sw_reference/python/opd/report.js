@@ -96,12 +96,13 @@
       text: trace.incidents.map(i => `${escape(i.probe)}<br>step ${i.step}: first non-finite value, lead ${i.lead_steps} steps, in ${i.mode_before}`),
       hovertemplate: "%{text}<extra></extra>", visible: trace.incidents.length > 0,
     });
-    const height = Math.min(880, Math.max(170, 13 * ops.length)) + 92;
+    const rowsHeight = Math.min(760, Math.max(170, 13 * ops.length)), rowHeight = rowsHeight / ops.length;
+    const labelled = ops.filter(op => op % Math.ceil(7.5 / rowHeight) === 0);  // as many names as there is room for
     Plotly.newPlot(div, traces, {
-      height, font: FONT, margin: {l: marginLeft(trace), r: MARGIN_RIGHT, t: 44, b: 48}, hovermode: "closest", dragmode: "zoom",
+      height: rowsHeight + 86, font: FONT, margin: {l: marginLeft(trace), r: MARGIN_RIGHT, t: 44, b: 42}, hovermode: "closest", dragmode: "zoom",
       plot_bgcolor: "#fff", xaxis: axis({title: {text: "step"}, range: range(trace), showgrid: false}),
-      yaxis: axis({autorange: "reversed", showgrid: false, tickfont: {size: ops.length > 70 ? 9 : 10}, fixedrange: true,
-                   tickvals: ops, ticktext: ops.map(op => escape(shorten(trace.probes[op].name, LABEL_LENGTH)))}),
+      yaxis: axis({range: [ops.length - 0.5, -0.5], showgrid: false, tickfont: {size: rowHeight < 9 ? 8 : 10}, fixedrange: true,
+                   tickvals: labelled, ticktext: labelled.map(op => escape(shorten(trace.probes[op].name, LABEL_LENGTH)))}),
       legend: {orientation: "h", x: 0, y: 1, yanchor: "bottom", font: {size: 11}}, showlegend: true,
     }, CONFIG);
   }
@@ -120,7 +121,7 @@
     return bands;
   }
 
-  function drawDetail(div, trace, op) {
+  function drawDetail(div, trace, op, stepsShown) {
     const probe = trace.probes[op], steps = trace.step;
     const scale = probe.kind === "gradient" && trace.scale_log2 ? trace.scale_log2 : null;
     const limit = Math.log2(probe.limit);
@@ -135,13 +136,13 @@
     for (const [key, title] of [["loss", "loss"], ["grad_norm", "grad norm"], ["loss_scale", "log<sub>2</sub> loss<br>scale"]]) {
       if (trace.series[key]) panels.push({key, title, size: 78});
     }
-    const GAP = 14, TOP = 44, BOTTOM = 48;
+    const GAP = 14, TOP = 44, BOTTOM = 42;
     const inner = panels.reduce((sum, p) => sum + p.size, 0) + GAP * (panels.length - 1);
     const layout = {
       height: inner + TOP + BOTTOM, font: FONT, margin: {l: marginLeft(trace), r: MARGIN_RIGHT, t: TOP, b: BOTTOM}, plot_bgcolor: "#fff",
       hovermode: "x unified", hoversubplots: "axis", dragmode: "zoom", shapes: [], annotations: [],
       legend: {orientation: "h", x: 0, y: 1, yanchor: "bottom", font: {size: 11}},
-      xaxis: axis({title: {text: "step"}, range: range(trace), anchor: "y" + panels.length, showspikes: true, spikemode: "across",
+      xaxis: axis({title: {text: "step"}, range: stepsShown, anchor: "y" + panels.length, showspikes: true, spikemode: "across",
                    spikethickness: 1, spikedash: "solid", spikecolor: "#9aa6b2", hoverformat: "d", unifiedhovertitle: {text: "step %{x}"}}),
     };
     let top = 1;
@@ -150,7 +151,8 @@
       const id = i === 0 ? "y" : "y" + (i + 1), bottom = top - panel.size / inner;
       yOf[panel.key] = id;
       layout["yaxis" + (i === 0 ? "" : i + 1)] =
-        axis({domain: [Math.max(0, bottom), top], title: {text: panel.title, standoff: 8, font: {size: 12}}, anchor: "x"});
+        axis({domain: [Math.max(0, bottom), top], title: {text: panel.title, standoff: 8, font: {size: 12}}, anchor: "x",
+              fixedrange: panel.key !== "signal"});
       top = bottom - GAP / inner;
     });
     const yAxis = key => layout["yaxis" + yOf[key].slice(1)];
@@ -171,24 +173,27 @@
     ];
     if (bad.length > 0) {
       traces.push({type: "scatter", mode: "markers", name: "non-finite elements", x: bad, y: bad.map(() => limit), xaxis: "x", yaxis: yOf.signal,
-                   marker: {symbol: "x", size: 8, color: FLAG_STYLE.NONFINITE[0], line: {color: "#fff", width: 1}},
+                   marker: {symbol: "x", size: 6, color: FLAG_STYLE.NONFINITE[0]},
                    customdata: Array.from(nonfinite).filter(n => n > 0), hovertemplate: "%{customdata}"});
     }
+    const bands = modeBands(trace, op);
     for (const [name, color] of Object.entries(MODE_SOLID)) {  // legend of the bands
+      if (!bands.some(band => band.name === name)) continue;
       traces.push({type: "scatter", mode: "markers", name: `mode ${name}`, x: [null], y: [null], xaxis: "x", yaxis: yOf.signal,
                    marker: {symbol: "square", size: 11, color, line: {color: "#c9a45a", width: 0.5}}, hoverinfo: "skip"});
     }
-    const rectangle = (x0, x1, fillcolor, y0, y1) =>
-      layout.shapes.push({type: "rect", xref: "x", yref: "paper", x0, x1, y0, y1, fillcolor, line: {width: 0}, layer: "below"});
+    const rectangle = (x0, x1, fillcolor, y0, y1, border = {width: 0}) =>
+      layout.shapes.push({type: "rect", xref: "x", yref: "paper", x0, x1, y0, y1, fillcolor, line: border, layer: "below"});
     const signalBottom = yAxis("signal").domain[0], riskBottom = yAxis("risk").domain[0];
     if (probe.raw) {
       for (const [first, last] of trace.raw_windows) {
-        rectangle(first - 0.5, last + 0.5, "rgba(80, 110, 150, 0.13)", signalBottom, 1);
+        rectangle(first - 0.5, last + 0.5, "rgba(80, 110, 150, 0.09)", signalBottom, 1,
+                  {width: 1, color: "#8a9bb0", dash: "dot"});
         layout.annotations.push({xref: "x", yref: "paper", x: (first + last) / 2, y: signalBottom, yanchor: "bottom", showarrow: false,
                                  text: "raw elements", font: {size: 10, color: MUTED}});
       }
     }
-    for (const band of modeBands(trace, op)) rectangle(band.start, band.end, MODE_FILL[band.name], riskBottom, 1);
+    for (const band of bands) rectangle(band.start, band.end, MODE_FILL[band.name], riskBottom, 1);
 
     // Flags: one lane each.
     lanes.slice().reverse().forEach((name, lane) => {
@@ -198,7 +203,7 @@
                    marker: {symbol, size: 7, color}, hovertemplate: "raised"});
     });
     Object.assign(yAxis("flags"), {range: [-0.6, lanes.length - 0.4], tickvals: lanes.map((_, i) => i), ticktext: lanes.slice().reverse(),
-                                   tickfont: {size: 9}, title: {text: ""}, fixedrange: true});
+                                   tickfont: {size: 9}, title: {text: ""}});
 
     const told = Array.from(trace.mode[op], (mode, s) => {
       if (mode === NO_RECORD) return "no record";
@@ -209,7 +214,7 @@
                      {color: INK, width: 1.2, shape: "hvh"},
                      {showlegend: false, fill: "tozeroy", fillcolor: "rgba(26, 36, 51, 0.10)", customdata: told, hovertemplate: "%{customdata}"}));
     const thresholds = [...new Set([data.risk_stable, data.risk_safe])];
-    Object.assign(yAxis("risk"), {range: [-8, 270], tickvals: [0, ...thresholds], fixedrange: true});
+    Object.assign(yAxis("risk"), {range: [-8, 270], tickvals: [0, ...thresholds]});
 
     for (const [key, color] of [["loss", "#37424e"], ["grad_norm", "#37424e"], ["loss_scale", "#37424e"]]) {
       const values = trace.series[key];
@@ -223,7 +228,8 @@
         traces.push({type: "scatter", mode: "markers", name: key.replace("_", " "), x: lost, y: lost.map(() => floor), xaxis: "x", yaxis: yOf[key],
                      marker: {symbol: "x", size: 6, color: FLAG_STYLE.NONFINITE[0]}, showlegend: false, hovertemplate: "NaN or Inf"});
       }
-      if (key === "grad_norm" && y.some(v => v > 0)) yAxis(key).type = "log";
+      const positive = y.filter(v => v > 0);
+      if (key === "grad_norm" && Math.max(...positive) > 20 * Math.min(...positive)) Object.assign(yAxis(key), {type: "log", dtick: 1});
       yAxis(key).nticks = 4;
     }
     Plotly.react(div, traces, layout, CONFIG);
@@ -263,9 +269,7 @@
     unpack(trace);
     const select = section.querySelector("select"), heat = section.querySelector(".heat"), detail = section.querySelector(".detail");
     const draw = op => {
-      const kept = detail.layout && detail.layout.xaxis.range.slice();
-      drawDetail(detail, trace, op);
-      if (kept) Plotly.relayout(detail, {"xaxis.range": kept});
+      drawDetail(detail, trace, op, detail.layout ? detail.layout.xaxis.range.slice() : range(trace));
       section.querySelector(".facts").textContent = facts(trace, op);
     };
     select.value = String(trace.default_op);

@@ -217,14 +217,13 @@ DASH = '<span class="none">&ndash;</span>'
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """A table of cells that are HTML already. A column title that starts with "#" is a number: aligned right. A row may begin
-    with a class name for its <tr>, as a tuple (class, cells)."""
-    numeric = [title.startswith("#") for title in columns]
-    align = ['' if not right else ' class="n"' for right in numeric]
+    """A table of cells that are HTML already. A title that starts with "#" heads a column of numbers, aligned right; with "~", a
+    column of longer texts, which may wrap. A row is its cells, or (class of its <tr>, cells)."""
+    align = [{"#": ' class="n"', "~": ' class="t"'}.get(title[0], "") for title in columns]
     parts = ["<table>"]
     if caption:
         parts.append(f"<caption>{caption}</caption>")
-    parts.append("<thead><tr>" + "".join(f'<th scope="col"{a}>{t.removeprefix("#")}</th>' for t, a in zip(columns, align)) +
+    parts.append("<thead><tr>" + "".join(f'<th scope="col"{a}>{t.lstrip("#~")}</th>' for t, a in zip(columns, align)) +
                  "</tr></thead><tbody>")
     for row in rows:
         kind, cells = row if isinstance(row, tuple) else ("", row)
@@ -281,7 +280,7 @@ def _head(out: Path, summary: dict) -> str:
 
 
 def _crosscheck(summary: dict) -> str:
-    rows, skipped = [], []
+    rows, skipped = [], {}
     for entry in summary["traces"]:
         bad = "alert" if entry["mismatches"] else ""
         pairs = ", ".join(f"{_text(c['left'])}&thinsp;=&thinsp;{_text(c['right'])}" if not c["mismatches"] else
@@ -290,17 +289,19 @@ def _crosscheck(summary: dict) -> str:
                            f"{entry['operators_raw']:,}", f"{entry['operators_statistic']:,}", f"{entry['records_compared']:,}",
                            f"{entry['beats_compared']:,}", f"{entry['cycles_compared']:,}", f"{entry['mismatches']:,}",
                            pairs or DASH]))
-        skipped += [f"<li>{_text(entry['name'])}: <b>{_text(path)}</b> skipped: {_text(reason)}</li>"
-                    for path, reason in entry["paths_skipped"].items()]
+        for skip in entry["paths_skipped"].items():
+            skipped.setdefault(skip, []).append(entry["name"])
     if len(rows) > 1:
         rows.append(("total", ["all", "", "", "", "", "", *(f"{summary[key]:,}" for key in (
             "records_compared", "beats_compared", "cycles_compared", "mismatches")), ""]))
+    told = "".join(f"<li><b>{_text(path)}</b> skipped for {_text(', '.join(names))}: {_text(reason)}</li>"
+                   for (path, reason), names in skipped.items())
     return ("<section><h2>Cross-check</h2>" +
             _table(["trace", "label", "#steps", "#probes", "#raw ops", "#statistic ops", "#records", "#beats", "#cycles",
-                    "#mismatches", "pairs of paths"], rows) +
+                    "#mismatches", "~pairs of paths"], rows) +
             '<p class="note">Records are compared bit for bit by seq; rtl and systemc also every output pin in every cycle. '
             "A <i>raw op</i> went element by element through the datapath, a <i>statistic op</i> through the sideband.</p>" +
-            (f'<ul class="skipped">{"".join(skipped)}</ul>' if skipped else "") + "</section>")
+            (f'<ul class="skipped">{told}</ul>' if told else "") + "</section>")
 
 
 def _spread_cycles(spread: dict) -> str:
@@ -343,7 +344,9 @@ def _overhead(summary: dict) -> str:
             if figures.get("unseen"):
                 unseen.append(f"<li>{_text(entry['name'])}, {_text(figures['path'])}: {figures['unseen']:,} completions found the "
                               "op queue full and were never seen by the detection unit</li>")
-    notes = ["<i>counted</i>: clock cycles of the simulated device, from the edge that samples the last beat to the first edge "
+    notes = ["<i>Reaction</i>: from an operator's last element to the new value of its mode register. <i>Bytes re-read</i>: element "
+             "bytes that the path reads a second time. <i>Run time</i>: of the path itself, simulators included, on this machine.",
+             "<i>counted</i>: clock cycles of the simulated device, from the edge that samples the last beat to the first edge "
              "that can use the new mode; in time at an assumed clock of 1&nbsp;GHz.",
              "<i>annotated</i>: the loosely timed model states its delay and measures none.",
              "<i>measured</i>: wall time on this machine for statistic, detection and decision of one operator (median, "
@@ -352,11 +355,11 @@ def _overhead(summary: dict) -> str:
         notes.append("<i>modelled</i>: computed, <b>not measured</b>, from these assumptions: kernel launch "
                      f"{a['launch_us']}&nbsp;&micro;s, synchronisation {a['synchronise_us']}&nbsp;&micro;s, host decision "
                      f"{a['host_decision_us']}&nbsp;&micro;s, register write {a['register_write_us']}&nbsp;&micro;s, memory "
-                     f"{a['bandwidth_bytes_per_us'] / 1e6:g}&nbsp;TB/s. Energy: re-reading one mean raw operator from HBM2. Sources: "
+                     f"{a['bandwidth_bytes_per_us'] / 1e6:g}&nbsp;TB/s. <i>Re-read energy</i>: reading one mean raw operator again from HBM2. Sources: "
                      "<code>docs/metrics.md</code>.")
     return ("<section><h2>Reaction and overhead</h2>" +
-            _table(["trace", "path", "basis", "#reaction", "#worst", "#stall cycles", "#element bytes re-read", "#time per step",
-                    "#re-read energy per op", "#run time of the path"], rows) +
+            _table(["trace", "path", "basis", "#reaction", "#worst", "#stall cycles", "#bytes re-read", "#time per step",
+                    "#re-read energy per op", "#run time"], rows) +
             '<ul class="note">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>" +
             (f'<ul class="skipped">{"".join(unseen)}</ul>' if unseen else "") + "</section>")
 
@@ -377,7 +380,7 @@ def _detection(summary: dict) -> str:
             incidents.append([_text(entry["name"]), f"{i['step']:,}", f"{i['op']}", _text(i["probe"]), _lead(i["lead_steps"]),
                               f"{alarm:,}" if alarm is not None else DASH, _text(i["mode_before"])])
     parts = ["<section><h2>Detection</h2>",
-             _table(["trace", "label", "#probe-steps", "#alarms", "#per 1000", "#downshifts", "first incident", "#lead (steps)",
+             _table(["trace", "label", "#probe-steps", "#alarms", "#per 1000", "#downshifts", "~first incident", "#lead (steps)",
                      "mode then", "#operators non-finite"], rows),
              '<p class="note">An <i>alarm</i> is a record with a risk of at least RISK.STABLE before its operator goes non-finite; '
              "an <i>incident</i> is an operator's first non-finite value; its <i>lead</i> counts the steps for which the alarm was "
@@ -391,7 +394,7 @@ def _detection(summary: dict) -> str:
     if incidents:
         state = " open" if len(incidents) <= OPEN_INCIDENTS else ""
         parts.append(f"<details{state}><summary>All {_count(len(incidents), 'incident')}</summary>" +
-                     _table(["trace", "#step", "#op", "operator", "#lead (steps)", "#first alarm at step", "mode then"], incidents) +
+                     _table(["trace", "#step", "#op", "~operator", "#lead (steps)", "#first alarm at step", "mode then"], incidents) +
                      "</details>")
     return "".join(parts) + "</section>"
 
@@ -414,7 +417,7 @@ def _trace_section(index: int, entry: dict, trace: Trace) -> str:
             '<p class="note">Headroom of every operator at every step: how many doublings the largest magnitude is away from the '
             "format's limit. Click a row to see that operator below; zooming one picture zooms the other.</p>"
             '<div class="plot heat"></div>'
-            f'<h3><label for="op-{index}">Operator</label> <select id="op-{index}">{options}</select></h3>'
+            f'<h3 class="operator"><label for="op-{index}">Operator</label> <select id="op-{index}">{options}</select></h3>'
             '<p class="note facts" aria-live="polite"></p><div class="plot detail"></div>'
             f'<p class="note">Records of path {_text(path)}. The limit is the format\'s largest finite magnitude. The device keeps '
             "the baseline of a gradient with the loss scale taken out; it is drawn with the scale put back.</p>"
