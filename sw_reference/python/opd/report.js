@@ -297,8 +297,8 @@
     }, CONFIG);
   }
 
-  // Printed pages show everything, at the width of the paper.
+  // Paper cannot unfold the list of incidents.
   window.addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("details")) details.open = true;
+    for (const details of document.querySelectorAll("details.incidents")) details.open = true;
   });
 })();

@@ -77,8 +77,9 @@ def _read_bytes(file: Path) -> bytes:
 
 
 def _read_summary(file: Path) -> dict:
+    data = _read_bytes(file)
     try:
-        summary = json.loads(_read_bytes(file))
+        summary = json.loads(data)
     except ValueError:
         raise ReportError(file, "is not JSON", _REPLAY_AGAIN) from None
     if not isinstance(summary, dict) or (summary.get("format"), summary.get("version")) != ("opd-summary", 1):
@@ -189,8 +190,8 @@ def _text(value) -> str:
     return html.escape(str(value))
 
 
-def _count(value: int, singular: str) -> str:
-    return f"{value:,} {singular}" + ("" if value == 1 else "s")
+def _count(value: int, singular: str, ending: str = "s") -> str:
+    return f"{value:,} {singular}" + ("" if value == 1 else ending)
 
 
 def _number(value: float) -> str:
@@ -250,8 +251,8 @@ def _verdict(out: Path, summary: dict) -> str:
     counts = (f"{summary['records_compared']:,} records, {summary['beats_compared']:,} beats and "
               f"{summary['cycles_compared']:,} cycles compared")
     if summary["mismatches"]:
-        lines = [f'<div class="verdict bad"><p><strong>{_count(summary["mismatches"], "mismatch").replace("mismatchs", "mismatches")}'
-                 f"</strong> in {counts}.</p>"]
+        lines = [f'<div class="verdict bad"><p><strong>{_count(summary["mismatches"], "mismatch", "es")}</strong>'
+                 f" in {counts}.</p>"]
         for entry in summary["traces"]:
             if "first_divergence" not in entry:
                 continue
@@ -342,7 +343,7 @@ def _overhead(summary: dict) -> str:
             if figures.get("basis") == "modelled":
                 models[json.dumps(figures["assumptions"], sort_keys=True)] = figures["assumptions"]
             if figures.get("unseen"):
-                unseen.append(f"<li>{_text(entry['name'])}, {_text(figures['path'])}: {figures['unseen']:,} completions found the "
+                unseen.append(f"<li>{_text(entry['name'])}, {_text(figures['path'])}: {_count(figures['unseen'], 'completion')} found the "
                               "op queue full and were never seen by the detection unit</li>")
     notes = ["<i>Reaction</i>: from an operator's last element to the new value of its mode register. <i>Bytes re-read</i>: element "
              "bytes that the path reads a second time. <i>Run time</i>: of the path itself, simulators included, on this machine.",
@@ -393,7 +394,8 @@ def _detection(summary: dict) -> str:
                      'n-th step</figcaption><div id="sampled-lead" class="plot"></div></figure>')
     if incidents:
         state = " open" if len(incidents) <= OPEN_INCIDENTS else ""
-        parts.append(f"<details{state}><summary>All {_count(len(incidents), 'incident')}</summary>" +
+        parts.append(f'<details class="incidents"{state}><summary>'
+                     f"All {_count(len(incidents), 'incident')}</summary>" +
                      _table(["trace", "#step", "#op", "~operator", "#lead (steps)", "#first alarm at step", "mode then"], incidents) +
                      "</details>")
     return "".join(parts) + "</section>"
@@ -429,12 +431,12 @@ def _registers(config: dict) -> str:
     rows = []
     for name, value in config.items():
         reset = CONFIG_RESET.get(name)
-        bits = f"{value / 32:g} bit" if name.startswith("limit_") or name in (
+        bits = f"{value / 32:.2f}" if name.startswith("limit_") or name in (
             "forecast_headroom", "critical_headroom", "jump_threshold") else DASH
         rows.append(("changed" if value != reset else "", [f"<code>{_text(name)}</code>", str(value), bits,
                                                            str(reset) if reset is not None else DASH]))
     third = -(-len(rows) // 3)
-    blocks = "".join(_table(["field", "#value", "#as log2", "#reset"], rows[i:i + third]) for i in range(0, len(rows), third))
+    blocks = "".join(_table(["field", "#value", "#log2", "#reset"], rows[i:i + third]) for i in range(0, len(rows), third))
     told = "all at their reset value" if not changed else f"{changed} changed from the reset value (bold)"
     documents = [("docs/metrics.md", "alarm, lead, reaction, overhead, energy"), ("docs/numerics.md", "flags, baseline, risk"),
                  ("docs/controller.md", "modes"), ("docs/registers.md", "meaning and range of every field"),

@@ -1,0 +1,333 @@
+"""opd.report: the page is one file, says what the summary says, and holds the numbers of the records."""
+import base64
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode
+from opd.report import NO_RECORD, RECORD, ReportError, magnitudes, main, read_records, write
+from opd.trace import FORMATS, Probe, Trace, TraceError
+
+NASTY = 'mlp<b>&"out\'</script>'  # an operator's name may be any text
+STEPS = [10, 11, 13, 20, 21, 22]
+PROBES = (Probe("attn.qk", "activation", "FP16", (4, 8)), Probe(NASTY, "activation", "E4M3", (32,)),
+          Probe("grad.qkv", "gradient", "BF16", (2, 2)), Probe("norm", "activation", "FP32", (3,)))
+NONFINITE_AT = (4, 0)  # step index, operator
+
+
+def make_trace(name: str = "small") -> Trace:
+    rng = np.random.default_rng(7)
+    shape = (len(STEPS), len(PROBES))
+    max_abs = rng.uniform(1, 200, shape).astype(np.float32)
+    max_abs[2, 3] = 0  # all zeros: no logarithm
+    for op, probe in enumerate(PROBES):
+        max_abs[:, op] = max_abs[:, op].astype(FORMATS[probe.format].numpy).astype(np.float32)
+    nonfinite = np.zeros(shape, np.int64)
+    nonfinite[NONFINITE_AT] = 5
+    raw = np.zeros((3, 32), np.float16)
+    raw[:, 0] = max_abs[1:4, 0]
+    return Trace(name=name, label="gradual", probes=PROBES, step=np.array(STEPS, np.int64), max_abs=max_abs, nonfinite=nonfinite,
+                 first_bad_step=STEPS[NONFINITE_AT[0]], first_bad_op="attn.qk", model="<i>tiny</i>", seed="3",
+                 manifest={"lr": "<0.1>"}, loss=np.array([4, 3, 2, 2, np.nan, np.inf], np.float32),
+                 loss_scale=np.array([1024, 1024, 1023, 2048, 2048, 0.5], np.float32),
+                 raw_step=np.array(STEPS[1:4], np.int64), raw={"attn.qk": raw})
+
+
+def make_records(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Records in an order other than the program's, one completion unseen, and a baseline for each."""
+    rng = np.random.default_rng(11)
+    records, seq = [], 0
+    for s, step in enumerate(trace.step):
+        for op in (1, 0, 2, 3):
+            probe = trace.probes[op]
+            dtype = FORMATS[probe.format].numpy
+            if (s, op) == (3, 2):  # dropped by a full queue: seq is used up
+                seq += 1
+                continue
+            bits = int(np.asarray(trace.max_abs[s, op]).astype(dtype).view(f"u{dtype.itemsize}"))
+            count = int(trace.nonfinite[s, op])
+            records.append((seq, step, op, Format[probe.format], rng.integers(len(Mode)), bits, count, 0 if count else 0xFFFFFFFF,
+                            0, rng.integers(256), rng.integers(256), rng.integers(len(Cause))))
+            seq += 1
+    baseline = np.round(rng.uniform(-2000, 2000, len(records))) / 128
+    baseline[:4] = np.nan
+    return np.array(records, RECORD), baseline
+
+
+def make_entry(trace: Trace, records: np.ndarray) -> dict:
+    spread = {"minimum": 4.0, "median": 4.0, "p99": 4.0, "maximum": 4.0}
+    incident = {"op": 0, "probe": "attn.qk", "step": 21, "lead_steps": 8, "first_alarm_step": 13, "mode_before": "STABLE"}
+    device = {"records": len(records), "unseen": 1, "seconds": 0.25}
+    return {
+        "name": trace.name, "file": trace.name + ".safetensors", "label": trace.label, "kind": "raw", "steps": len(STEPS),
+        "probes": len(PROBES), "operators_raw": 3, "operators_statistic": 21, "raw_bytes": 192,
+        "paths": ["rtl", "systemc", "cpu"], "paths_skipped": {"cuda": "no <CUDA> device"},
+        "records_compared": len(records), "beats_compared": 12345, "cycles_compared": 67890, "mismatches": 0,
+        "comparisons": [{"left": "rtl", "right": other, "records": len(records), "mismatches": 0} for other in ("systemc", "cpu")],
+        "lead_steps": 8, "first_incident": incident, "incidents": [incident],
+        "detection": {"probe_steps": len(records), "alarms": 4321, "alarms_per_1000": 17.25, "records_with_alarm_flags": 9,
+                      "downshifts": 2, "flags": {flag.name: int(flag) for flag in Flag}},
+        "lead_when_sampled": [{"every": 1, "lead_steps": 8}, {"every": 2, "lead_steps": 7}],
+        "reaction_cycles": 4.0,
+        "reaction_and_overhead": [
+            *({"path": path, **device, "reaction": {"basis": "counted", "cycles": spread, "sideband_cycles": {**spread, "maximum": 5.0},
+                                                    "nanoseconds_at_1_ghz": 4.0},
+               "cycles": 67890, "beats": 12345, "stall_cycles": 0, "queue_high_water": 2, "extra_element_bytes": 0}
+              for path in ("rtl", "systemc")),
+            {"path": "cpu", **device, "reaction": {"basis": "measured", "nanoseconds": {**spread, "median": 1234.0, "p99": 5678.0}},
+             "extra_element_bytes": 192, "microseconds_per_step": 41.7},
+            {"path": "cuda", "basis": "modelled", "bytes_per_operator": 64.0, "reaction_microseconds": 11.6,
+             "assumptions": {"launch_us": 3.8, "synchronise_us": 6.7, "host_decision_us": 0.1, "register_write_us": 1.0,
+                             "bandwidth_bytes_per_us": 4.8e6}, "reread_energy_nanojoule_per_operator": 2.0}],
+    }
+
+
+class Replay:
+    """The folder that a replay of one small trace leaves behind."""
+
+    def __init__(self, folder):
+        self.out = folder
+        self.trace = make_trace()
+        self.file = str(folder / "small.safetensors")
+        self.trace.write(self.file)
+        self.records, self.baseline = make_records(self.trace)
+        for path in ("rtl", "systemc", "cpu"):
+            self.records.tofile(folder / f"small.{path}.records")
+        self.baseline.astype("<f8").tofile(folder / "small.baseline")
+        self.entry = make_entry(self.trace, self.records)
+        self.config = dict(CONFIG_RESET)
+
+    def write(self) -> str:
+        totals = {key: self.entry[key] for key in ("records_compared", "beats_compared", "cycles_compared", "mismatches")}
+        device = {"num_ops": 256, "datapath_width": 512, "num_streams": 4, "queue_depth": 8, "counter_width": 32}
+        summary = {"format": "opd-summary", "version": 1, "device": device, "config": self.config, "traces": [self.entry], **totals}
+        (self.out / "summary.json").write_text(json.dumps(summary))
+        path = write(str(self.out), [self.file])
+        assert path == str(self.out / "report.html")
+        return (self.out / "report.html").read_text("utf-8")
+
+
+@pytest.fixture
+def replay(tmp_path):
+    return Replay(tmp_path)
+
+
+class Page(HTMLParser):
+    """Tags, visible text and the payload of a page."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags, self.text, self.scripts, self._inside = [], [], [], None
+        self.feed(html)
+        self.payload = json.loads(next(text for attributes, text in self.scripts if attributes.get("id") == "data"))
+        self.words = " ".join(" ".join(self.text).split())  # no-break and thin spaces become plain ones
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = (tag, dict(attrs))
+
+    def handle_endtag(self, tag):
+        self._inside = None
+
+    def handle_data(self, data):
+        if self._inside and self._inside[0] == "script":
+            self.scripts.append((self._inside[1], data))
+        elif not self._inside or self._inside[0] != "style":
+            self.text.append(data)
+
+
+def decode(text: str, dtype: str, *shape: int) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
+
+
+def test_page_loads_nothing(replay):
+    html = replay.write()
+    page = Page(html)
+    assert len(page.tags) > 100
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "iframe", "img", "object", "base"), tag
+        assert not attributes.keys() & {"src", "href", "srcset", "action", "style", "onclick"}, (tag, attributes)
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
+    assert "url(" not in style and "@import" not in style
+    policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert sum("Plotly" in text and len(text) > 1_000_000 for _, text in page.scripts) == 1
+    assert len(page.scripts) == 3
+
+
+def test_payload_holds_the_numbers_of_the_records(replay):
+    data = Page(replay.write()).payload
+    assert data["flags"] == [f.name for f in Flag] and data["modes"] == [m.name for m in Mode]
+    trace = data["traces"][0]
+    assert trace["path"] == "cpu" and trace["step"] == STEPS
+    shape = (len(PROBES), len(STEPS))
+    arrays = {name: decode(trace[name], dtype, *shape) for name, dtype in (
+        ("max_abs", "<f4"), ("baseline_log2", "<f4"), ("flags", "<u2"), ("mode", "u1"), ("risk", "u1"), ("cause", "u1"))}
+    compared = 0
+    for record, baseline in zip(replay.records, replay.baseline):
+        op, s = int(record["op"]), STEPS.index(record["step"])
+        for name in ("flags", "mode", "risk", "cause"):
+            assert arrays[name][op, s] == record[name], (name, op, s)
+        assert arrays["max_abs"][op, s] == replay.trace.max_abs[s, op]
+        np.testing.assert_equal(float(arrays["baseline_log2"][op, s]), baseline)
+        compared += 1
+    assert compared == 23
+    assert arrays["mode"][2, 3] == NO_RECORD and np.isnan(arrays["max_abs"][2, 3])  # the unseen completion
+    assert list(trace["nonfinite"]) == ["0"]
+    assert decode(trace["nonfinite"]["0"], "<u4", len(STEPS)).tolist() == [0, 0, 0, 0, 5, 0]
+    np.testing.assert_array_equal(decode(trace["series"]["loss"], "<f4", len(STEPS)), replay.trace.loss)
+    assert trace["scale_log2"] == [10, 10, 9, 11, 11, -1]
+    assert trace["raw_windows"] == [[11, 20]] and [p["raw"] for p in trace["probes"]] == [True, False, False, False]
+    assert [p["limit"] for p in trace["probes"]] == [float(FORMATS[p.format].max_value) for p in PROBES]
+    assert trace["default_op"] == 0
+    assert "grad_norm" not in trace["series"]
+    assert data["lead_when_sampled"] == [{"name": "small", "leads": replay.entry["lead_when_sampled"]}]
+
+
+def test_tables_say_what_the_summary_says(replay):
+    words = Page(replay.write()).words
+    for expected in ("23 records, 12,345 beats and 67,890 cycles compared", "0 mismatches", "512 bits", "8 completions",
+                     "rtl = systemc, rtl = cpu", "skipped for small: no <CUDA> device", "tap 4 cycles",
+                     "sideband 4..5 cycles", "1.23 \xb5s", "5.68 \xb5s", "41.7 \xb5s", "modelled", "not measured", "11.6 \xb5s",
+                     "3.8 \xb5s", "4.8 TB/s", "4,321", "17.250", "step 21, attn.qk", "STABLE",
+                     "1 completion found the op queue full", "all at their reset value"):
+        assert expected in words, expected
+
+
+def test_names_are_escaped(replay):
+    html = replay.write()
+    page = Page(html)
+    assert "<b>&\"out" not in html and "<i>tiny" not in html and "<0.1>" not in html and "<CUDA>" not in html
+    assert page.payload["traces"][0]["probes"][1]["name"] == NASTY
+    assert f"1: {NASTY}" in page.words and "<i>tiny</i>" in page.words
+
+
+def test_divergence_is_named(replay):
+    text = "op 1 (x), step 11, seq 5: risk: rtl = 3, cpu = <4>; cycle 99, last beat at cycle 95"
+    replay.entry.update(mismatches=2, first_divergence={"text": text})
+    replay.entry["comparisons"][1]["mismatches"] = 2
+    replay.config["quiet_steps"] = 32
+    (replay.out / "small.fst").write_bytes(b"")
+    page = Page(replay.write())
+    assert ("div", {"class": "verdict bad"}) in page.tags
+    assert f"2 mismatches in 23 records" in page.words and text in page.words and "small.fst" in page.words
+    assert "rtl \u2260 cpu" in page.words and "1 changed from the reset value" in page.words
+
+
+def test_one_path_compares_nothing(replay):
+    replay.entry.update(paths=["rtl"], comparisons=[], records_compared=0, beats_compared=0, cycles_compared=0)
+    page = Page(replay.write())
+    assert "Nothing was compared." in page.words
+    assert page.payload["traces"][0]["path"] == "rtl"
+    baseline = decode(page.payload["traces"][0]["baseline_log2"], "<f4", len(PROBES), len(STEPS))
+    assert np.isnan(baseline).all()  # the baseline file belongs to the cpu path
+
+
+def test_no_path_and_no_incident(replay):
+    replay.entry.update(paths=[], comparisons=[], reaction_and_overhead=[], records_compared=0, first_incident=None, incidents=[],
+                        lead_when_sampled=[])
+    page = Page(replay.write())
+    assert "there are no records to draw" in page.words
+    assert not [a for _, a in page.tags if "data-trace" in a]
+
+
+def test_default_operator_has_the_least_headroom(replay):
+    replay.entry.update(first_incident=None, incidents=[])
+    assert Page(replay.write()).payload["traces"][0]["default_op"] == 1  # E4M3: its limit is the nearest
+
+
+def test_magnitudes_follow_the_formats():
+    """Every finite magnitude of the narrow formats against the definition of its fields (docs/numerics.md "Formats")."""
+    compared = 0
+    for name, exponent_bits, fraction_bits, bias, largest in (("FP16", 5, 10, 15, 0x7BFF), ("BF16", 8, 7, 127, 0x7F7F),
+                                                              ("E4M3", 4, 3, 7, 0x7E), ("E5M2", 5, 2, 15, 0x7B)):
+        bits = np.arange(largest + 1, dtype=np.uint32)
+        assert bits[-1] < 1 << (exponent_bits + fraction_bits)
+        exponent, fraction = bits >> fraction_bits, bits & ((1 << fraction_bits) - 1)
+        expected = np.ldexp(fraction + np.where(exponent > 0, 1 << fraction_bits, 0).astype(np.float64),
+                            np.maximum(exponent, 1).astype(np.int64) - bias - fraction_bits)
+        np.testing.assert_array_equal(magnitudes(bits, np.full(bits.shape, Format[name], "u1")), expected.astype(np.float32))
+        compared += len(bits)
+    assert compared == 0x7C00 + 0x7F80 + 0x7F + 0x7C
+    wide = np.array([0, 1, 0x3F800000, 0x7F7FFFFF], np.uint32)
+    assert magnitudes(wide, np.full(4, Format.FP32, "u1")).view(np.uint32).tolist() == wide.tolist()
+
+
+def test_read_records(replay):
+    assert RECORD.itemsize == 32
+    np.testing.assert_array_equal(read_records(replay.out / "small.rtl.records"), replay.records)
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def other_steps(file):
+    records = np.fromfile(file, RECORD)
+    records["step"][3] = 12
+    records.tofile(file)
+
+
+def other_operators(file):
+    records = np.fromfile(file, RECORD)
+    records["op"][3] = len(PROBES)
+    records.tofile(file)
+
+
+@pytest.mark.parametrize("name, damage, wrong", [
+    ("summary.json", lambda file: file.unlink(), "cannot be read (No such file or directory)"),
+    ("summary.json", lambda file: file.write_text("{"), "is not JSON"),
+    ("summary.json", lambda file: file.write_text("[]"), "is not an opd-summary of version 1"),
+    ("small.cpu.records", lambda file: file.unlink(), "cannot be read (No such file or directory)"),
+    ("small.cpu.records", truncate, "735 bytes are no multiple of 32"),
+    ("small.cpu.records", other_steps, "holds operators or steps that small.safetensors does not have"),
+    ("small.cpu.records", other_operators, "holds operators or steps that small.safetensors does not have"),
+    ("small.baseline", lambda file: file.write_bytes(bytes(8)), "1 values for 23 records"),
+])
+def test_errors_name_file_and_remedy(replay, name, damage, wrong, capsys):
+    replay.write()
+    damage(replay.out / name)
+    with pytest.raises(ReportError) as error:
+        write(str(replay.out), [replay.file])
+    assert str(error.value) == f"{replay.out / name}: {wrong}; run `opd replay` again with the same --out"
+    assert main([str(replay.out), replay.file]) == 2
+    assert capsys.readouterr().err == f"opd.report: {error.value}\n"
+
+
+def test_missing_trace_is_named(replay, tmp_path):
+    replay.write()
+    other = tmp_path / "other.safetensors"
+    make_trace("other").write(other)
+    with pytest.raises(ReportError, match="trace small is none of the given trace files; give small.safetensors as well"):
+        write(str(replay.out), [str(other)])
+    with pytest.raises(TraceError):
+        write(str(replay.out), [str(tmp_path / "absent.safetensors")])
+
+
+def test_command_line(replay, capsys):
+    replay.write()
+    (replay.out / "report.html").unlink()
+    assert main([str(replay.out), replay.file]) == 0
+    assert capsys.readouterr().out == f"{replay.out / 'report.html'}\n"
+    assert (replay.out / "report.html").stat().st_size > 1_000_000
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium to draw the page with")
+def test_browser_draws_the_plots(replay):
+    replay.write()
+    run = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000",
+                          "--enable-logging=stderr", "--v=0", f"--user-data-dir={replay.out / 'profile'}", "--dump-dom",
+                          (replay.out / "report.html").as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in run.stderr, [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+    assert run.stdout.count("js-plotly-plot") >= 3  # heat map, operator, sampled lead
+    facts = re.search(r'<p class="note facts"[^>]*>([^<]*)', run.stdout)[1]
+    assert facts.startswith("activation, FP16 [4, 8]") and "first non-finite value at step 21, lead 8 steps, in STABLE" in facts
+    assert '<option value="0">0: attn.qk</option>' in run.stdout
