@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "opd/reference/summarise.hpp"
+#include "opd/reference/cpu.hpp"
 
 namespace opd::tb {
 

@@ -3,7 +3,6 @@
 // mutated copy are the same class on different Verilated models.
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,15 +11,9 @@
 #include <verilated_fst_c.h>
 
 #include "paths/pin_device.hpp"
+#include "paths/waveform.hpp"
 
 namespace opd::tb {
-
-/// Clock cycles [first, last] whose waveform is wanted; edge numbers count from reset release.
-struct WaveformWindow {
-  std::uint64_t first = 0;
-  std::uint64_t last = 0;
-  std::filesystem::path file;
-};
 
 namespace detail {
 

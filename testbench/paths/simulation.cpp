@@ -5,9 +5,11 @@
 
 #include <systemc>
 
-#include "device.hpp"
-#include "loosely_timed.hpp"
-#include "vector_unit.hpp"
+#include "opd/sc/device.hpp"
+#include "opd/sc/loosely_timed_device.hpp"
+#include "opd/sc/loosely_timed_unit.hpp"
+#include "opd/sc/vector_unit.hpp"
+#include "paths/cpu_path.hpp"
 
 namespace opd::tb {
 namespace {
@@ -57,12 +59,21 @@ struct Simulation::Modules : public sc_core::sc_module {
   Modules(sc_core::sc_module_name name, const SimulationOptions& options)
       : sc_core::sc_module(name),
         clock("clock"),
-        unit("vector_unit",
-             sc::VectorUnitParameters{.lane_latency = options.lane_latency, .bubbles = options.bubbles,
-                                      .streams = options.streams},
-             options.device),
+        unit("vector_unit", options.device,
+             {.lane_latency = options.lane_latency, .bubbles = options.bubbles, .streams = options.streams},
+             [this](sc::Operation& operation) { return next_(operation); },
+             [this](std::uint64_t tag, std::uint64_t, std::uint64_t last_beat_cycle, Mode mode_at_issue) {
+               issued.push_back({tag, last_beat_cycle, mode_at_issue});
+             }),
         device("device", options.device, options.config),
-        lt_unit("lt_unit", sc::LooselyTimedParameters{.bubbles = options.bubbles}, options.device),
+        lt_unit("lt_unit", {.bubbles = options.bubbles},
+                [this](sc::Operation& operation) { return next_loosely_timed_(operation); },
+                [this](const OpRecord& record, const TapCounts& record_counts) {
+                  lt_result.completions.push_back({.record = record, .counts = record_counts});
+                },
+                [this](std::uint64_t tag, std::uint64_t, std::uint64_t, Mode mode_at_issue) {
+                  lt_issued.push_back({tag, 0, mode_at_issue});
+                }),
         lt_device("lt_device", options.device, options.loosely_timed_config) {
     clock.clk(clk);
     unit.clk(clk);
@@ -98,7 +109,11 @@ struct Simulation::Modules : public sc_core::sc_module {
   }
 
   void monitor_() {
-    if (!rst_n.read()) return;
+    if (!rst_n.read()) {
+      // Two cycles of reset, then one edge that nothing happens at: edge 0 of the run.
+      if (++reset_cycles == 2) rst_n.write(true);
+      return;
+    }
     ++cycle;
     input.beat_valid = beat_valid.read();
     input.stat_valid = stat_valid.read();
@@ -120,7 +135,6 @@ struct Simulation::Modules : public sc_core::sc_module {
     note_pushes_();
     note_record_(out, result.systemc);
     if (rtl != nullptr) compare_(out);
-    result.systemc.cycles = cycle;
     const bool quiet = done.read() && out.queue_level == 0 && !out.record_valid && !input.beat_valid &&
                        !input.stat_valid;
     idle_cycles = quiet ? idle_cycles + 1 : 0;
@@ -139,8 +153,8 @@ struct Simulation::Modules : public sc_core::sc_module {
   void note_record_(const CycleOutput& out, PathResult& path) {
     if (!out.record_valid) return;
     const std::size_t seq = out.record.seq;
-    if (seq >= push_cycles.size() || seq >= issued.size()) {
-      throw std::logic_error("the device reports a completion that the vector unit did not make");
+    if (seq >= push_cycles.size() || seq >= issued.size() || push_cycles[seq].cycle != issued[seq].last_beat_cycle) {
+      throw std::logic_error("a record's seq does not belong to a completion of the vector unit");
     }
     path.completions.push_back({.tag = issued[seq].tag,
                                 .last_beat_cycle = push_cycles[seq].cycle,
@@ -158,7 +172,10 @@ struct Simulation::Modules : public sc_core::sc_module {
     rtl->edge();
     result.rtl.seconds += seconds_since(start);
     ++result.cycles_compared;
-    if (rtl_out.record_valid && rtl_out.record.seq < push_cycles.size()) note_record_(rtl_out, result.rtl);
+    // A record with a seq of its own cannot be filed; the comparison below names it.
+    if (rtl_out.record_valid && out.record_valid && rtl_out.record.seq == out.record.seq) {
+      note_record_(rtl_out, result.rtl);
+    }
     if (auto divergence = compare_cycles("rtl", rtl_out, "systemc", out, cycle)) {
       result.cycle_mismatches = 1;
       if (divergence->record && divergence->record->seq < push_cycles.size()) {
@@ -177,8 +194,25 @@ struct Simulation::Modules : public sc_core::sc_module {
   };
   struct Issued {
     std::size_t tag;
+    std::uint64_t last_beat_cycle;
     Mode mode;
   };
+
+  bool next_(sc::Operation& operation) {
+    if (operators == nullptr || next_tag == operators->size()) return false;
+    operation = operation_of_(*operators, next_tag++);
+    return true;
+  }
+  bool next_loosely_timed_(sc::Operation& operation) {
+    if (lt_operators == nullptr || lt_next == (lt_order.empty() ? lt_operators->size() : lt_order.size())) return false;
+    operation = operation_of_(*lt_operators, lt_order.empty() ? lt_next : lt_order[lt_next]);
+    ++lt_next;
+    return true;
+  }
+  static sc::Operation operation_of_(const OperatorStream& stream, std::size_t tag) {
+    const Operator op = stream.at(tag);
+    return {.descriptor = op.descriptor, .elements = op.elements, .statistic = op.statistic, .tag = tag};
+  }
 
   sc_core::sc_signal<bool> clk{"clk"}, rst_n{"rst_n"}, beat_valid{"beat_valid"}, stat_valid{"stat_valid"},
       stat_ready{"stat_ready"}, record_valid{"record_valid"}, done{"done"};
@@ -198,6 +232,9 @@ struct Simulation::Modules : public sc_core::sc_module {
   sc::LooselyTimedDevice lt_device;
 
   // State of the run in progress.
+  const OperatorStream* operators = nullptr;
+  std::size_t next_tag = 0;
+  unsigned reset_cycles = 0;
   PinDevice* rtl = nullptr;
   std::function<void(const CycleInput&)> observe;
   std::function<void(std::size_t)> on_progress;
@@ -207,10 +244,77 @@ struct Simulation::Modules : public sc_core::sc_module {
   std::vector<Push> push_cycles;  // by seq
   std::vector<Issued> issued;     // by seq
   LockstepResult result;
+
+  // The same, loosely timed.
+  const OperatorStream* lt_operators = nullptr;
+  std::span<const std::size_t> lt_order;
+  std::size_t lt_next = 0;
+  std::vector<Issued> lt_issued;  // by seq
+  PathResult lt_result;
 };
 
 Simulation::Simulation(const SimulationOptions& options)
     : modules_(std::make_unique<Modules>("opd", options)) {}
 Simulation::~Simulation() = default;
+
+LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevice* rtl,
+                                        const std::function<void(const CycleInput&)>& observe,
+                                        const std::function<void(std::size_t)>& on_progress) {
+  Modules& m = *modules_;
+  m.operators = &operators;
+  m.next_tag = 0;
+  m.reset_cycles = 0;
+  m.rtl = rtl;
+  m.observe = observe;
+  m.on_progress = on_progress;
+  m.cycle = 0;
+  m.idle_cycles = 0;
+  m.input = {};
+  m.push_cycles.clear();
+  m.issued.clear();
+  m.result = {};
+  m.result.rtl.path = "rtl";
+  m.result.systemc.path = "systemc";
+  if (rtl != nullptr) rtl->reset();
+
+  m.rst_n.write(false);
+  m.clock.start();
+  const auto start = Clock::now();
+  sc_core::sc_start();  // returns when the clock has stopped
+  m.result.systemc.seconds = seconds_since(start) - m.result.rtl.seconds;
+
+  const sc::VectorUnitCounts& counts = m.unit.counts();
+  for (PathResult* path : {&m.result.systemc, &m.result.rtl}) {
+    path->cycles = m.cycle;
+    path->beats = m.result.systemc.beats;
+    path->stall_cycles = counts.tap_stall_cycles;
+    path->queue_high_water = m.queue_high_water.read();
+    path->unseen_count = m.unseen_count.read();
+  }
+  m.operators = nullptr;
+  m.rtl = nullptr;
+  return std::move(m.result);
+}
+
+PathResult Simulation::run_loosely_timed(const OperatorStream& operators, std::span<const std::size_t> order) {
+  Modules& m = *modules_;
+  m.lt_operators = &operators;
+  m.lt_order = order;
+  m.lt_next = 0;
+  m.lt_issued.clear();
+  m.lt_result = {.path = "systemc-lt"};
+  m.lt_device.reset();
+  m.lt_unit.restart();
+  const auto start = Clock::now();
+  sc_core::sc_start();  // returns when the unit waits for a restart
+  m.lt_result.seconds = seconds_since(start);
+  for (Completion& completion : m.lt_result.completions) {
+    const Modules::Issued& issued = m.lt_issued.at(completion.record.seq);
+    completion.tag = issued.tag;
+    completion.mode_at_issue = issued.mode;
+  }
+  m.lt_operators = nullptr;
+  return std::move(m.lt_result);
+}
 
 }  // namespace opd::tb

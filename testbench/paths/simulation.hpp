@@ -45,8 +45,8 @@ class Simulation {
                               const std::function<void(const CycleInput&)>& observe = {},
                               const std::function<void(std::size_t)>& on_progress = {});
 
-  /// Runs the operators loosely timed.
-  PathResult run_loosely_timed(const OperatorStream& operators);
+  /// Runs the operators loosely timed, in the order of `order` (tags by seq); empty = program order.
+  PathResult run_loosely_timed(const OperatorStream& operators, std::span<const std::size_t> order = {});
 
  private:
   struct Modules;

@@ -1,0 +1,168 @@
+#include "bench.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <random>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "opd/reference/byte_sum.hpp"
+#include "opd/reference/cpu.hpp"
+#include "paths/cpu_path.hpp"
+#include "paths/cuda_path.hpp"
+#include "paths/rtl_factory.hpp"
+#include "paths/simulation.hpp"
+#include "replay.hpp"
+#include "report.hpp"
+
+namespace opd::tb {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Best of five, in seconds: what the code costs, not what else the machine was doing.
+template <class Work>
+double best_of_five(Work work) {
+  double best = 1e300;
+  for (int i = 0; i < 5; ++i) {
+    const auto start = Clock::now();
+    work();
+    best = std::min(best, seconds_since(start));
+  }
+  return best;
+}
+
+/// A table of figures beside their yardsticks.
+class Table {
+ public:
+  Table() { fmt::print("  {:<44} {:>22} {:>34} {:>8}  {}\n", "what", "measured", "yardstick, same run", "ratio", "goal"); }
+  void row(const std::string& what, double value, const std::string& unit, const std::string& yardstick_name,
+           double yardstick, double ratio, const std::string& goal) {
+    fmt::print("  {:<44} {:>22} {:>34} {:>8.2f}  {}\n", what, fmt::format("{:.3g} {}", value, unit),
+               yardstick_name.empty() ? "" : fmt::format("{} {:.3g} {}", yardstick_name, yardstick, unit), ratio, goal);
+    std::fflush(stdout);
+    rows_.push_back({{"what", what}, {"value", value}, {"unit", unit}, {"yardstick", yardstick_name},
+                     {"yardstick_value", yardstick}, {"ratio", ratio}, {"goal", goal}});
+  }
+  void skipped(const std::string& what, const std::string& reason) {
+    fmt::print("  {:<44} skipped: {}\n", what, reason);
+    rows_.push_back({{"what", what}, {"skipped", reason}});
+  }
+  [[nodiscard]] const nlohmann::ordered_json& rows() const { return rows_; }
+
+ private:
+  nlohmann::ordered_json rows_ = nlohmann::ordered_json::array();
+};
+
+/// Halves around zero, as an activation holds them: no zeros, subnormals or non-finite values in particular.
+std::vector<std::byte> ordinary_elements(std::size_t bytes) {
+  std::vector<std::byte> buffer(bytes);
+  std::mt19937_64 rng(1);
+  for (std::size_t i = 0; i + 8 <= bytes; i += 8) {
+    const std::uint64_t word = rng() & 0xBFFFBFFFBFFFBFFFu;
+    for (unsigned b = 0; b < 8; ++b) buffer[i + b] = static_cast<std::byte>(word >> (8 * b));
+  }
+  return buffer;
+}
+
+void bench_cpu(Table& table, std::size_t bytes) {
+  const std::vector<std::byte> buffer = ordinary_elements(bytes);
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  std::uint64_t sink = 0;
+  const double plain = best_of_five([&] { sink += ref::byte_sum(buffer); });
+  double fp16 = 0;
+  for (std::size_t f = 0; f < kFormatNames.size(); ++f) {
+    const auto format = static_cast<Format>(f);
+    const double time = best_of_five([&] { sink += ref::summarise(format, buffer).max_mag; });
+    if (format == Format::kFp16) fp16 = time;
+    table.row(fmt::format("cpu statistics, {}, {} MiB", kFormatNames[f], bytes >> 20), gigabytes / time, "GB/s",
+              "byte sum", gigabytes / plain, plain / time, ">= 0.85");
+  }
+  const double torch = torch_abs_max_seconds(bytes);
+  if (torch > 0) {
+    table.row("cpu statistics, FP16, against PyTorch", gigabytes / fp16, "GB/s", "abs().max()", gigabytes / torch,
+              torch / fp16, ">= 10");
+  } else {
+    table.skipped("cpu statistics against PyTorch", "PyTorch is not installed; scripts/setup --for test installs it");
+  }
+  if (sink == 1) fmt::print("\n");  // keeps the results alive
+}
+
+/// A short trace in memory is not needed for the device alone: a stimulus of ordinary operators of 16 beats.
+std::vector<CycleInput> device_stimulus(const DeviceParameters& device) {
+  constexpr std::size_t kBeats = 4096, kBeatsPerOp = 16;
+  const std::size_t beat_bytes = device.datapath_width / 8;
+  const std::vector<std::byte> elements = ordinary_elements(kBeats * beat_bytes);
+  std::vector<CycleInput> stimulus(kBeats);
+  for (std::size_t i = 0; i < kBeats; ++i) {
+    CycleInput& input = stimulus[i];
+    input.beat_valid = true;
+    input.beat.descriptor.op = static_cast<std::uint16_t>(i / kBeatsPerOp % device.num_ops);
+    input.beat.last = i % kBeatsPerOp == kBeatsPerOp - 1;
+    input.beat.lane_enable = ~std::uint64_t{0};
+    std::copy_n(reinterpret_cast<const std::uint8_t*>(elements.data()) + i * beat_bytes, beat_bytes, input.beat.data.begin());
+  }
+  return stimulus;
+}
+
+void bench_models(Table& table, const BenchOptions& options) {
+  const DeviceParameters device = rtl_parameters();
+  const std::vector<CycleInput> stimulus = device_stimulus(device);
+  const RtlSpeed rtl = measure_rtl_speed({}, stimulus, options.seconds);
+  table.row("rtl, Verilated, 512-bit beats", rtl.beats_per_second / 1e6, "M beats/s", "", 0, rtl.beats_per_second / 5e6,
+            ">= 5 M beats/s");
+  if (options.traces.empty()) {
+    table.skipped("systemc and end-to-end rates", "no trace given");
+    return;
+  }
+  Simulation simulation({.device = device});
+  for (const auto& file : options.traces) {
+    const trace::Trace trace = trace::Trace::read(file);
+    const OperatorStream operators(trace, device.num_ops);
+    const LockstepResult alone = simulation.run_lockstep(operators, nullptr);
+    const double beats = static_cast<double>(alone.systemc.beats);
+    const double cycles = static_cast<double>(alone.systemc.cycles);
+    table.row(fmt::format("systemc, cycle-accurate, {}", trace.name()), cycles / alone.systemc.seconds / 1e6, "M cycles/s", "",
+              0, cycles / alone.systemc.seconds / 1e6, ">= 1 M beats/s");
+    const PathResult lt = simulation.run_loosely_timed(operators);
+    const PathResult cpu = run_cpu(operators, device, {});
+    table.row(fmt::format("systemc-lt, {}", trace.name()), beats / lt.seconds / 1e6, "M beats/s", "cpu path",
+              beats / cpu.seconds / 1e6, cpu.seconds / lt.seconds, ">= 0.5");
+    const auto start = Clock::now();
+    auto rtl_device = make_rtl_device({});
+    const LockstepResult both = simulation.run_lockstep(operators, rtl_device.get());
+    const PathResult lt_again = simulation.run_loosely_timed(operators);
+    const PathResult cpu_again = run_cpu(operators, device, {});
+    const double elapsed = seconds_since(start);
+    table.row(fmt::format("end to end, rtl + systemc + lt + cpu, {}", trace.name()),
+              static_cast<double>(both.cycles_compared) / elapsed / 1e6, "M cycles/s", "systemc alone",
+              cycles / alone.systemc.seconds / 1e6, alone.systemc.seconds / elapsed, "-");
+  }
+}
+
+}  // namespace
+
+int run_bench(const BenchOptions& options) {
+  fmt::print("opd bench: best of five for memory passes, {} s for each simulation; one thread\n", options.seconds);
+  Table table;
+  bench_cpu(table, std::size_t{options.megabytes} << 20);
+  bench_models(table, options);
+  std::string reason;
+  if (!cuda_available(&reason)) {
+    table.skipped("cuda statistics", reason);
+  } else {
+    fmt::print("  cuda: run opd_cuda_check for the device bandwidth\n");
+  }
+  if (!options.json.empty()) {
+    std::ofstream stream(options.json);
+    stream << table.rows().dump(2) << '\n';
+    if (!stream.flush()) throw std::runtime_error("--json " + options.json.string() + ": cannot be written; choose another file");
+  }
+  return 0;
+}
+
+}  // namespace opd::tb

@@ -1,0 +1,273 @@
+// The opd command line. Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage.
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <systemc>
+
+#include "bench.hpp"
+#include "opd/reference/cpu.hpp"
+#include "paths/rtl_factory.hpp"
+#include "replay.hpp"
+#include "report.hpp"
+#include "summary.hpp"
+
+extern char** environ;
+
+namespace {
+
+using namespace opd;
+using namespace opd::tb;
+namespace fs = std::filesystem;
+
+constexpr int kEqual = 0;
+constexpr int kMismatch = 1;
+constexpr int kBadInput = 2;
+
+/// Bad input on the command line: option, what is wrong, remedy.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+void show_progress(const std::string& line) {
+  static const bool terminal = isatty(STDERR_FILENO) != 0;
+  if (terminal) {
+    fmt::print(stderr, "\r\033[K{}", line);
+  } else {
+    fmt::print(stderr, "{}\n", line);
+  }
+  std::fflush(stderr);
+}
+void end_progress() {
+  if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r\033[K");
+}
+
+/// NAME=VALUE of --set, checked against the register's range.
+void set_field(Config& config, const std::string& assignment) {
+  const std::size_t equals = assignment.find('=');
+  const std::string name = assignment.substr(0, equals);
+  for (const ConfigField& field : kConfigFields) {
+    if (field.name != name) continue;
+    std::int64_t value = 0;
+    std::size_t used = 0;
+    const std::string text = equals == std::string::npos ? "" : assignment.substr(equals + 1);
+    try {
+      value = std::stoll(text, &used, 0);
+    } catch (const std::exception&) {
+      used = 0;
+    }
+    if (used == 0 || used != text.size() || value < field.minimum || value > field.maximum) {
+      throw UsageError(fmt::format("--set {}: '{}' is no value of this field; give an integer in {}..{}", name, text,
+                                   field.minimum, field.maximum));
+    }
+    field.set(config, static_cast<std::int32_t>(value));
+    return;
+  }
+  std::string known;
+  for (const ConfigField& field : kConfigFields) known += " " + std::string(field.name);
+  throw UsageError(fmt::format("--set {}: no such configuration field; known are:{}", name, known));
+}
+
+WaveformWindow parse_window(const std::string& text, const fs::path& out) {
+  unsigned long long first = 0, last = 0;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%llu:%llu%c", &first, &last, &rest) != 2 || first > last) {
+    throw UsageError(fmt::format("--waveform {}: not a range of cycles; give FIRST:LAST, for example 1000:1200", text));
+  }
+  return {first, last, out};
+}
+
+void make_folder(const fs::path& out) {
+  std::error_code error;
+  fs::create_directories(out, error);
+  const fs::path probe = out / ".opd-write-test";
+  std::ofstream stream(probe);
+  if (error || !stream) {
+    throw UsageError(fmt::format("--out {}: cannot write there ({}); choose a writable folder", out.string(),
+                                 error ? error.message() : "permission denied"));
+  }
+  stream.close();
+  fs::remove(probe, error);
+}
+
+void write_text(const fs::path& file, const std::string& text) {
+  std::ofstream stream(file, std::ios::binary);
+  stream << text;
+  if (!stream.flush()) throw UsageError(fmt::format("--out: {} cannot be written; check the free space", file.string()));
+}
+
+/// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and dumps the cycles around
+/// its divergence.
+void dump_waveform(const ReplayOptions& options, const TraceResult& result, const std::vector<std::string>& settings) {
+  constexpr std::uint64_t kBefore = 64, kAfter = 8;
+  const std::uint64_t cycle = *result.divergence->cycle;
+  std::string trace;
+  for (const fs::path& file : options.traces) {
+    if (file.filename() == result.file) trace = file.string();
+  }
+  std::vector<std::string> words = {"opd", "replay", trace, "--out", options.out.string(), "--paths", "rtl,systemc",
+                                    "--waveform",
+                                    fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
+                                    "--bubbles", std::to_string(options.bubbles), "--streams", std::to_string(options.streams)};
+  for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
+  if (options.plant_fault) words.insert(words.end(), {"--plant-fault", *options.plant_fault});
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  pid_t child = 0;
+  if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments.data(), environ) == 0) {
+    int status = 0;
+    waitpid(child, &status, 0);
+  }
+}
+
+int run_replay(ReplayOptions options, const std::vector<std::string>& settings, const std::string& window) {
+  for (const std::string& setting : settings) set_field(options.config, setting);
+  ref::validate(options.config);
+  std::vector<std::string> seen_names;
+  for (const std::string& path : options.paths) {
+    if (std::find(kPathNames.begin(), kPathNames.end(), path) == kPathNames.end()) {
+      throw UsageError(fmt::format("--paths {}: no such path; known are {}", path, fmt::join(kPathNames, ", ")));
+    }
+  }
+  if (options.plant_fault && std::find(options.paths.begin(), options.paths.end(), *options.plant_fault) == options.paths.end()) {
+    throw UsageError(fmt::format("--plant-fault {}: not one of the chosen paths; give one of {}", *options.plant_fault,
+                                 fmt::join(options.paths, ", ")));
+  }
+  options.device = rtl_parameters();
+  if (options.streams < 1 || options.streams > options.device.num_streams) {
+    throw UsageError(fmt::format("--streams {}: the device has {} streams; give 1..{}", options.streams,
+                                 options.device.num_streams, options.device.num_streams));
+  }
+  if (!options.out.empty()) make_folder(options.out);
+
+  if (!window.empty()) {
+    if (options.traces.size() != 1 || options.out.empty()) {
+      throw UsageError("--waveform: needs exactly one trace and --out; the file is OUT/<trace>.fst");
+    }
+    const std::string name = trace::Trace::read(options.traces.front()).name();
+    options.waveform = parse_window(window, options.out / (name + ".fst"));
+    options.paths = {"rtl", "systemc"};
+    const auto results = replay(options, [](const std::string&) {});
+    fmt::print("waveform: {}, cycles {}:{}\n", options.waveform->file.string(), options.waveform->first,
+               options.waveform->last);
+    return results.front().mismatches == 0 ? kEqual : kMismatch;
+  }
+
+  const std::vector<TraceResult> results = replay(options, show_progress);
+  end_progress();
+  std::uint64_t mismatches = 0;
+  for (const TraceResult& result : results) mismatches += result.mismatches;
+  fmt::print("{}", summary_table(results));
+  std::fflush(stdout);
+
+  if (!options.out.empty()) {
+    const fs::path summary = options.out / "summary.json";
+    write_text(summary, summary_json(options, results).dump(2) + "\n");
+    for (const TraceResult& result : results) {
+      if (result.divergence && result.divergence->cycle && result.path("rtl") != nullptr) {
+        dump_waveform(options, result, settings);
+      }
+    }
+    const std::string report = write_report(options.out, options.traces);
+    fmt::print("\nwrote {} and {}\n", summary.string(), report);
+  }
+  if (results.size() > 0 && results.front().paths.size() < 2) {
+    fmt::print("only one path was run: nothing was compared\n");
+  } else {
+    fmt::print("{} mismatches\n", mismatches);
+  }
+  return mismatches == 0 ? kEqual : kMismatch;
+}
+
+int run_info(const std::vector<fs::path>& files) {
+  for (const fs::path& file : files) {
+    const trace::Trace trace = trace::Trace::read(file);
+    fmt::print("{}: {} ({}), {} steps {}..{}, {} probes{}\n", file.string(), trace.name(), trace.label_name(),
+               trace.steps().size(), trace.steps().front(), trace.steps().back(), trace.probes().size(),
+               trace.has_raw() ? ", with raw elements" : "");
+    if (trace.first_bad()) fmt::print("  first non-finite forward value: step {}, {}\n", trace.first_bad()->step, trace.first_bad()->op);
+    fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14} {:>10}\n", "op", "probe", "kind", "fmt", "elements",
+               "max |x|", "non-finite");
+    for (std::size_t p = 0; p < trace.probes().size(); ++p) {
+      const trace::Probe& probe = trace.probes()[p];
+      float largest = 0;
+      std::uint64_t nonfinite = 0;
+      for (std::size_t s = 0; s < trace.steps().size(); ++s) {
+        largest = std::max(largest, trace.max_abs(s, p));
+        nonfinite += trace.nonfinite(s, p);
+      }
+      fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14.6g} {:>10}\n", p, probe.name,
+                 trace::kProbeKindNames[static_cast<std::size_t>(probe.kind)],
+                 kFormatNames[static_cast<std::size_t>(probe.format)], probe.elements, largest, nonfinite);
+    }
+  }
+  return kEqual;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"opd: replay training traces through models of an on-chip overflow-precursor detector"};
+  app.require_subcommand(1);
+  app.footer("Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage.");
+
+  ReplayOptions options;
+  std::vector<std::string> settings;
+  std::string fault, window;
+  CLI::App* replay_command = app.add_subcommand("replay", "Run traces through every path and compare the records bit for bit");
+  replay_command->add_option("traces", options.traces, "Trace files (docs/formats.md)")->required();
+  replay_command->add_option("--paths", options.paths, "Paths to run: rtl, systemc, systemc-lt, cpu, cuda")->delimiter(',');
+  replay_command->add_option("--out", options.out, "Folder for summary.json, report.html and the record streams");
+  replay_command->add_option("--set", settings, "Configuration field NAME=VALUE (docs/registers.md); may be repeated")
+      ->allow_extra_args(false);
+  replay_command->add_option("--bubbles", options.bubbles, "Idle clocks between operators")->check(CLI::Range(0u, 1000000u));
+  replay_command->add_option("--streams", options.streams, "Operators interleaved beat by beat");
+  replay_command->add_option("--plant-fault", fault, "Falsify the configuration of one path, to see the check fail");
+  replay_command->add_option("--waveform", window, "Only dump cycles FIRST:LAST of one trace to OUT/<trace>.fst");
+
+  std::vector<fs::path> info_files;
+  CLI::App* info_command = app.add_subcommand("info", "Say what a trace holds");
+  info_command->add_option("traces", info_files, "Trace files")->required();
+
+  BenchOptions bench;
+  CLI::App* bench_command = app.add_subcommand("bench", "Measure every hot path beside its yardstick");
+  bench_command->add_option("traces", bench.traces, "Trace for the end-to-end rate; none = that part is left out");
+  bench_command->add_option("--megabytes", bench.megabytes, "Buffer of the CPU pass, in MiB")->check(CLI::Range(1u, 16384u));
+  bench_command->add_option("--seconds", bench.seconds, "Time given to each simulation")->check(CLI::Range(0.1, 600.0));
+  bench_command->add_option("--json", bench.json, "Also write the figures to this file");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kEqual : kBadInput;
+  }
+  try {
+    if (*replay_command) {
+      if (!fault.empty()) options.plant_fault = fault;
+      return run_replay(options, settings, window);
+    }
+    if (*info_command) return run_info(info_files);
+    return run_bench(bench);
+  } catch (const std::exception& error) {
+    end_progress();
+    std::fflush(stdout);
+    fmt::print(stderr, "opd: {}\n", error.what());
+    return kBadInput;
+  }
+}
+
+}  // namespace
+
+int sc_main(int argc, char** argv) {
+  // A model that refuses its configuration throws; the text reaches the user through run().
+  sc_core::sc_report_handler::set_actions(sc_core::SC_FATAL, sc_core::SC_THROW);
+  sc_core::sc_report_handler::set_actions("/IEEE_Std_1666/deprecated", sc_core::SC_DO_NOTHING);
+  return run(argc, argv);
+}

@@ -1,0 +1,24 @@
+#pragma once
+// The Verilated device of the default build, behind PinDevice.
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "opd/types/device.hpp"
+#include "paths/pin_device.hpp"
+#include "paths/waveform.hpp"
+
+namespace opd::tb {
+
+/// The parameters that the Verilated device was built with.
+[[nodiscard]] DeviceParameters rtl_parameters();
+[[nodiscard]] std::unique_ptr<PinDevice> make_rtl_device(const Config& config, std::optional<WaveformWindow> window = {});
+
+/// Clock cycles per second of the bare Verilated device on a recorded stimulus, repeated until `seconds` have passed.
+struct RtlSpeed {
+  double beats_per_second = 0;
+  std::uint64_t records = 0;
+};
+[[nodiscard]] RtlSpeed measure_rtl_speed(const Config& config, const std::vector<CycleInput>& stimulus, double seconds);
+
+}  // namespace opd::tb

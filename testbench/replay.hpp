@@ -1,0 +1,64 @@
+#pragma once
+// One trace through the chosen paths, compared bit for bit and measured.
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "metrics.hpp"
+#include "paths/path_result.hpp"
+#include "paths/waveform.hpp"
+
+namespace opd::tb {
+
+/// All paths, in the order in which they are reported.
+inline const std::vector<std::string> kPathNames = {"rtl", "systemc", "systemc-lt", "cpu", "cuda"};
+
+struct ReplayOptions {
+  std::vector<std::filesystem::path> traces;
+  std::vector<std::string> paths = kPathNames;
+  std::filesystem::path out;                     ///< folder for results; empty = none are written
+  DeviceParameters device;
+  Config config;
+  unsigned bubbles = 0;
+  unsigned streams = 1;
+  std::optional<std::string> plant_fault;        ///< path whose configuration is falsified, to see the check bite
+  std::optional<WaveformWindow> waveform;        ///< cycles of the (single) trace to dump
+};
+
+/// Everything that is known of one replayed trace.
+struct TraceResult {
+  std::string file, name, label;
+  std::vector<std::string> probe_names;          ///< by op id
+  bool raw = false;                              ///< any operator went through the datapath
+  std::size_t steps = 0, probes = 0;
+  std::size_t raw_operators = 0, statistic_operators = 0;
+  std::uint64_t raw_bytes = 0;
+  std::vector<PathResult> paths;
+  std::map<std::string, std::string> skipped;    ///< path -> reason
+  std::vector<RecordComparison> comparisons;     ///< each path against the first one
+  std::uint64_t cycles_compared = 0;
+  std::uint64_t records_compared = 0;            ///< per path: the smallest number of any comparison
+  std::uint64_t beats_compared = 0;
+  std::uint64_t mismatches = 0;
+  std::optional<Divergence> divergence;          ///< the earliest
+  DetectionQuality quality;
+  std::vector<SampledLead> sampled_leads;
+  Spread reaction_cycles;                        ///< operators through the tap, rtl = systemc
+  Spread sideband_cycles;                        ///< statistics
+  [[nodiscard]] const PathResult* path(const std::string& name) const;
+};
+
+/// Configuration with one field changed so that the path's decisions differ on any trace: its baseline follows faster.
+[[nodiscard]] Config falsified(Config config);
+
+/// Replays every trace. `progress` gets one line of text at a time.
+[[nodiscard]] std::vector<TraceResult> replay(const ReplayOptions& options,
+                                              const std::function<void(const std::string&)>& progress);
+
+/// One sentence that names path pair, op, step, seq, field, both values and cycle.
+[[nodiscard]] std::string describe(const Divergence& divergence, const std::vector<std::string>& probe_names);
+
+}  // namespace opd::tb

@@ -1,0 +1,53 @@
+#include "report.hpp"
+
+#include <memory>
+#include <stdexcept>
+
+#include <pybind11/embed.h>
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+namespace opd::tb {
+namespace {
+
+/// The interpreter of the virtual environment, with the package `opd` on its path. One per process.
+void start_python() {
+  static const auto interpreter = [] {
+    PyConfig config;
+    PyConfig_InitPythonConfig(&config);
+    config.install_signal_handlers = 0;
+    PyConfig_SetBytesString(&config, &config.program_name, OPD_PYTHON_EXECUTABLE);
+    PyConfig_SetBytesString(&config, &config.executable, OPD_PYTHON_EXECUTABLE);
+    auto guard = std::make_unique<py::scoped_interpreter>(&config, 0, nullptr, false);
+    py::module_::import("sys").attr("path").attr("insert")(0, OPD_PYTHON_PACKAGES);
+    return guard;
+  }();
+  (void)interpreter;
+}
+
+template <class Call>
+auto with_python(Call call) {
+  start_python();
+  try {
+    return call();
+  } catch (const py::error_already_set& error) {
+    throw std::runtime_error(error.what());
+  }
+}
+
+}  // namespace
+
+std::string write_report(const std::filesystem::path& out, const std::vector<std::filesystem::path>& traces) {
+  return with_python([&] {
+    std::vector<std::string> files;
+    for (const auto& trace : traces) files.push_back(trace.string());
+    return py::module_::import("opd.report").attr("write")(out.string(), files).cast<std::string>();
+  });
+}
+
+double torch_abs_max_seconds(std::size_t bytes) {
+  return with_python([&] { return py::module_::import("opd.bench").attr("torch_abs_max")(bytes).cast<double>(); });
+}
+
+}  // namespace opd::tb

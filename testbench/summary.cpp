@@ -1,0 +1,239 @@
+#include "summary.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace opd::tb {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr double kClockGhz = 1.0;        // stated, not measured: cycles -> ns
+constexpr double kHbmPicojoulePerBit = 3.9;  // docs/metrics.md "Energy"
+
+ordered_json spread_json(const Spread& s) {
+  return {{"minimum", s.minimum}, {"median", s.median}, {"p99", s.p99}, {"maximum", s.maximum}};
+}
+
+std::string probe_name(const TraceResult& result, std::uint16_t op) {
+  return op < result.probe_names.size() ? result.probe_names[op] : fmt::format("op {}", op);
+}
+
+ordered_json incident_json(const TraceResult& result, const Incident& incident) {
+  return {{"op", incident.op},
+          {"probe", probe_name(result, incident.op)},
+          {"step", incident.step},
+          {"lead_steps", incident.lead_steps},
+          {"first_alarm_step", incident.first_alarm ? ordered_json(*incident.first_alarm) : ordered_json()},
+          {"mode_before", kModeNames[static_cast<std::size_t>(incident.mode_before)]}};
+}
+
+ordered_json divergence_json(const TraceResult& result) {
+  const Divergence& d = *result.divergence;
+  ordered_json json{{"paths", {d.left, d.right}}, {"field", d.field}, {"values", {d.left_value, d.right_value}},
+                    {"text", describe(d, result.probe_names)}};
+  if (d.record) {
+    json["op"] = d.record->op;
+    json["probe"] = probe_name(result, d.record->op);
+    json["step"] = d.record->step;
+    json["seq"] = d.record->seq;
+  }
+  if (d.cycle) json["cycle"] = *d.cycle;
+  if (d.last_beat_cycle) json["last_beat_cycle"] = *d.last_beat_cycle;
+  return json;
+}
+
+/// Reaction and overhead of one path (docs/metrics.md). Every figure says how it came about.
+ordered_json path_json(const TraceResult& result, const PathResult& path) {
+  ordered_json json{{"path", path.path}, {"records", path.completions.size()}, {"unseen", path.unseen_count},
+                    {"seconds", path.seconds}};
+  if (path.path == "rtl" || path.path == "systemc") {
+    json["reaction"] = {{"basis", "counted"}, {"cycles", spread_json(result.reaction_cycles)},
+                        {"sideband_cycles", spread_json(result.sideband_cycles)},
+                        {"nanoseconds_at_1_ghz", result.reaction_cycles.maximum / kClockGhz}};
+    json["cycles"] = path.cycles;
+    json["beats"] = path.beats;
+    json["stall_cycles"] = path.stall_cycles;
+    json["queue_high_water"] = path.queue_high_water;
+    json["extra_element_bytes"] = 0;
+  } else if (path.path == "systemc-lt") {
+    json["reaction"] = {{"basis", "annotated"}};
+    json["extra_element_bytes"] = 0;
+  } else {
+    json["reaction"] = {{"basis", "measured"}, {"nanoseconds", spread_json(spread_of(path.reaction_ns))}};
+    json["extra_element_bytes"] = path.bytes_read;
+    json["microseconds_per_step"] = result.steps == 0 ? 0.0 : path.seconds * 1e6 / static_cast<double>(result.steps);
+  }
+  return json;
+}
+
+/// Bytes of an operator's output in the middle of the raw ones: what a software monitor must read again.
+double mean_raw_bytes(const TraceResult& result) {
+  return result.raw_operators == 0 ? 0.0
+                                   : static_cast<double>(result.raw_bytes) / static_cast<double>(result.raw_operators);
+}
+
+ordered_json modelled_gpu_json(const TraceResult& result) {
+  const GpuModel gpu;
+  const double bytes = mean_raw_bytes(result);
+  return {{"path", "cuda"},
+          {"basis", "modelled"},
+          {"bytes_per_operator", bytes},
+          {"reaction_microseconds", gpu.reaction_us(bytes)},
+          {"assumptions",
+           {{"launch_us", gpu.launch_us}, {"synchronise_us", gpu.synchronise_us},
+            {"host_decision_us", gpu.host_decision_us}, {"register_write_us", gpu.register_write_us},
+            {"bandwidth_bytes_per_us", gpu.bandwidth_bytes_per_us}}},
+          {"reread_energy_nanojoule_per_operator", bytes * 8 * kHbmPicojoulePerBit / 1000}};
+}
+
+ordered_json trace_json(const TraceResult& result) {
+  ordered_json json{{"name", result.name},
+                    {"file", result.file},
+                    {"label", result.label},
+                    {"kind", result.raw ? "raw" : "statistics"},
+                    {"steps", result.steps},
+                    {"probes", result.probes},
+                    {"operators_raw", result.raw_operators},
+                    {"operators_statistic", result.statistic_operators},
+                    {"raw_bytes", result.raw_bytes}};
+  json["paths"] = ordered_json::array();
+  for (const PathResult& path : result.paths) json["paths"].push_back(path.path);
+  json["paths_skipped"] = result.skipped;
+  json["records_compared"] = result.records_compared;
+  json["beats_compared"] = result.beats_compared;
+  json["cycles_compared"] = result.cycles_compared;
+  json["mismatches"] = result.mismatches;
+  json["comparisons"] = ordered_json::array();
+  for (const RecordComparison& c : result.comparisons) {
+    json["comparisons"].push_back({{"left", c.left}, {"right", c.right}, {"records", c.compared}, {"mismatches", c.mismatches}});
+  }
+  if (result.divergence) json["first_divergence"] = divergence_json(result);
+
+  const DetectionQuality& q = result.quality;
+  json["lead_steps"] = q.first ? ordered_json(q.first->lead_steps) : ordered_json();
+  json["first_incident"] = q.first ? incident_json(result, *q.first) : ordered_json();
+  json["incidents"] = ordered_json::array();
+  for (const Incident& incident : q.incidents) json["incidents"].push_back(incident_json(result, incident));
+  json["detection"] = {{"probe_steps", q.probe_steps}, {"alarms", q.alarms}, {"alarms_per_1000", q.alarms_per_1000()},
+                       {"records_with_alarm_flags", q.flagged}, {"downshifts", q.downshifts}};
+  ordered_json flags;
+  for (std::size_t i = 0; i < kFlagNames.size(); ++i) flags[std::string(kFlagNames[i])] = q.flag_counts[i];
+  json["detection"]["flags"] = flags;
+  json["lead_when_sampled"] = ordered_json::array();
+  for (const SampledLead& lead : result.sampled_leads) {
+    json["lead_when_sampled"].push_back({{"every", lead.every}, {"lead_steps", lead.lead_steps}});
+  }
+  json["reaction_cycles"] = result.path("systemc") != nullptr ? ordered_json(result.reaction_cycles.maximum) : ordered_json();
+  json["reaction_and_overhead"] = ordered_json::array();
+  for (const PathResult& path : result.paths) json["reaction_and_overhead"].push_back(path_json(result, path));
+  if (result.path("cuda") == nullptr && result.raw_operators > 0) {
+    json["reaction_and_overhead"].push_back(modelled_gpu_json(result));
+  }
+  return json;
+}
+
+std::string joined(const std::vector<PathResult>& paths) {
+  std::string text;
+  for (const PathResult& path : paths) text += (text.empty() ? "" : " ") + path.path;
+  return text;
+}
+
+}  // namespace
+
+nlohmann::ordered_json summary_json(const ReplayOptions& options, const std::vector<TraceResult>& results) {
+  ordered_json json{{"format", "opd-summary"}, {"version", 1}};
+  json["device"] = {{"num_ops", options.device.num_ops},         {"datapath_width", options.device.datapath_width},
+                    {"num_streams", options.device.num_streams}, {"queue_depth", options.device.queue_depth},
+                    {"counter_width", options.device.counter_width}};
+  ordered_json config;
+  for (const ConfigField& field : kConfigFields) config[std::string(field.name)] = field.get(options.config);
+  json["config"] = config;
+  std::uint64_t records = 0, beats = 0, cycles = 0, mismatches = 0;
+  json["traces"] = ordered_json::array();
+  for (const TraceResult& result : results) {
+    json["traces"].push_back(trace_json(result));
+    records += result.records_compared;
+    beats += result.beats_compared;
+    cycles += result.cycles_compared;
+    mismatches += result.mismatches;
+  }
+  json["records_compared"] = records;
+  json["beats_compared"] = beats;
+  json["cycles_compared"] = cycles;
+  json["mismatches"] = mismatches;
+  return json;
+}
+
+std::string summary_table(const std::vector<TraceResult>& results) {
+  std::string text = "\nCross-check\n";
+  text += fmt::format("  {:<16} {:<11} {:>9} {:>10} {:>11} {:>10}  {}\n", "trace", "kind", "records", "beats", "cycles",
+                      "mismatches", "paths");
+  std::uint64_t records = 0, beats = 0, cycles = 0, mismatches = 0;
+  for (const TraceResult& r : results) {
+    text += fmt::format("  {:<16} {:<11} {:>9} {:>10} {:>11} {:>10}  {}\n", r.name, r.raw ? "raw" : "statistics",
+                        r.records_compared, r.beats_compared, r.cycles_compared, r.mismatches, joined(r.paths));
+    records += r.records_compared;
+    beats += r.beats_compared;
+    cycles += r.cycles_compared;
+    mismatches += r.mismatches;
+  }
+  text += fmt::format("  {:<16} {:<11} {:>9} {:>10} {:>11} {:>10}\n", "all", "", records, beats, cycles, mismatches);
+
+  text += "\nDetection (an alarm is a risk of at least RISK.STABLE)\n";
+  text += fmt::format("  {:<16} {:<11} {:>8} {:>10} {:>9}  {}\n", "trace", "label", "alarms", "per 1000", "downshifts",
+                      "first non-finite forward value");
+  for (const TraceResult& r : results) {
+    std::string incident = "none";
+    if (r.quality.first) {
+      const Incident& i = *r.quality.first;
+      incident = fmt::format("step {} at {}: warned {} steps before, in {} when it happened", i.step,
+                             probe_name(r, i.op), i.lead_steps, kModeNames[static_cast<std::size_t>(i.mode_before)]);
+    }
+    text += fmt::format("  {:<16} {:<11} {:>8} {:>10.3f} {:>9}  {}\n", r.name, r.label, r.quality.alarms,
+                        r.quality.alarms_per_1000(), r.quality.downshifts, incident);
+  }
+  for (const TraceResult& r : results) {
+    if (r.sampled_leads.empty()) continue;
+    text += fmt::format("  {}: lead when only every n-th step is looked at:", r.name);
+    for (const SampledLead& lead : r.sampled_leads) text += fmt::format("  n={} {}", lead.every, lead.lead_steps);
+    text += '\n';
+  }
+
+  text += "\nReaction: an operator's last element to the new value of its mode register; overhead\n";
+  text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", "trace", "path", "basis", "reaction",
+                      "stall cycles", "bytes re-read", "us per step");
+  for (const TraceResult& r : results) {
+    for (const PathResult& p : r.paths) {
+      if (p.path == "rtl" || p.path == "systemc") {
+        text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, p.path, "counted",
+                            fmt::format("{}..{} cycles", r.reaction_cycles.minimum, r.reaction_cycles.maximum),
+                            p.stall_cycles, 0, "-");
+      } else if (p.path == "cpu" || p.path == "cuda") {
+        const Spread ns = spread_of(p.reaction_ns);
+        text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14.1f}\n", r.name, p.path, "measured",
+                            fmt::format("{:.0f} ns (p99 {:.0f})", ns.median, ns.p99), "-", p.bytes_read,
+                            p.seconds * 1e6 / static_cast<double>(std::max<std::size_t>(1, r.steps)));
+      }
+    }
+    if (r.path("cuda") == nullptr && r.raw_operators > 0) {
+      text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, "cuda", "modelled",
+                          fmt::format("{:.1f} us", GpuModel{}.reaction_us(mean_raw_bytes(r))), "-", r.raw_bytes, "-");
+    }
+  }
+  bool any_skipped = false;
+  for (const TraceResult& r : results) {
+    for (const auto& [path, reason] : r.skipped) {
+      if (!any_skipped) text += '\n';
+      any_skipped = true;
+      text += fmt::format("skipped: {}: path {}: {}\n", r.name, path, reason);
+    }
+  }
+  for (const TraceResult& r : results) {
+    if (r.divergence) text += fmt::format("\nMISMATCH in {}: {}\n", r.name, describe(*r.divergence, r.probe_names));
+  }
+  return text;
+}
+
+}  // namespace opd::tb
