@@ -36,17 +36,24 @@ module opd_downshift_controller (
   logic [7:0] advanced;    // timer + elapsed, saturating
 
   always_comb begin
-    nonfinite  = flags_i.nonfinite;
-    quiet      = (flags_i & AlarmFlags) == '0;
-    difference = step_i - state_i.last_step;
-    elapsed    = difference[7] ? 8'd0 : difference;
-    sum        = 9'(state_i.timer) + 9'(elapsed);
-    advanced   = sum[8] ? 8'd255 : sum[7:0];
+    nonfinite  = 1'b0;
+    quiet      = 1'b0;
+    difference = '0;
+    elapsed    = '0;
+    sum        = '0;
+    advanced   = '0;
+    mode_o     = mode_i;
+    state_o    = state_i;
+    cause_o    = opd_reg_pkg::CauseNone;
 
-    mode_o  = mode_i;
-    state_o = state_i;
-    cause_o = opd_reg_pkg::CauseNone;
     if (valid_i) begin
+      nonfinite  = flags_i.nonfinite;
+      quiet      = (flags_i & AlarmFlags) == '0;
+      difference = step_i - state_i.last_step;
+      elapsed    = difference[7] ? 8'd0 : difference;
+      sum        = 9'(state_i.timer) + 9'(elapsed);
+      advanced   = sum[8] ? 8'd255 : sum[7:0];
+
       state_o.timer     = '0;
       state_o.last_step = step_i;
       unique case (mode_i)
@@ -91,13 +98,12 @@ module opd_downshift_controller (
     end
   end
 
-  `OPD_ASSERT(ModeIsLegal_A, !valid_i || mode_i <= opd_reg_pkg::ModeSafe)
-  `OPD_ASSERT(OneArrowAtMost_A, !valid_i ||
+  `OPD_ASSERT(ModeIsLegal_A, valid_i, mode_i <= opd_reg_pkg::ModeSafe)
+  `OPD_ASSERT(OneArrowAtMost_A, valid_i,
       !(mode_i == opd_reg_pkg::ModeFast && mode_o == opd_reg_pkg::ModeSafe) &&
       !(mode_i == opd_reg_pkg::ModeSafe && mode_o == opd_reg_pkg::ModeFast))
-  `OPD_ASSERT(NonfiniteNeverEndsFast_A,
-      !(valid_i && nonfinite) || mode_o != opd_reg_pkg::ModeFast)
-  `OPD_ASSERT(ModeChangeHasCause_A,
-      !valid_i || mode_o == mode_i || cause_o != opd_reg_pkg::CauseNone)
+  `OPD_ASSERT(NonfiniteNeverEndsFast_A, valid_i && nonfinite, mode_o != opd_reg_pkg::ModeFast)
+  `OPD_ASSERT(ModeChangeHasCause_A, valid_i && mode_o != mode_i,
+      cause_o != opd_reg_pkg::CauseNone)
 
 endmodule : opd_downshift_controller

@@ -35,7 +35,7 @@ module opd_mode_registers #(
   assign vector_mode_o = 32'(vector_op_i) < NumOps ? mode_q[vector_op_i[OpWidth-1:0]]
                                                    : opd_reg_pkg::ModeFast;
 
-  `OPD_ASSERT(WritesLegalMode_A,
-      !write_i || (32'(op_i) < NumOps && mode_i <= opd_reg_pkg::ModeSafe))
+  `OPD_ASSERT(WritesLegalMode_A, write_i,
+      32'(op_i) < NumOps && mode_i <= opd_reg_pkg::ModeSafe)
 
 endmodule : opd_mode_registers

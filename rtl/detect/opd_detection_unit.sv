@@ -118,6 +118,6 @@ module opd_detection_unit #(
   assign sample_op_o        = sample_q.descriptor.op[OpWidth-1:0];
   assign sample_o           = sample_q;
 
-  `OPD_ASSERT(OpIsLegal_A, !sample_valid_o || 32'(sample_q.descriptor.op) < NumOps)
+  `OPD_ASSERT(OpIsLegal_A, sample_valid_o, 32'(sample_q.descriptor.op) < NumOps)
 
 endmodule : opd_detection_unit

@@ -42,7 +42,7 @@ module opd_forecast_engine (
 
   always_comb begin
     usable        = 1'b0;
-    limit         = cfg_i.limit_fp32;
+    limit         = '0;
     headroom      = '0;
     code_unscaled = '0;
     target        = '0;
@@ -50,7 +50,7 @@ module opd_forecast_engine (
     rounding      = '0;
     correction    = '0;
     projection    = '0;
-    next_run      = increment(state_i.nonfinite_run);
+    next_run      = '0;
     state_o       = '0;
     flags_o       = '0;
 
@@ -61,7 +61,7 @@ module opd_forecast_engine (
         opd_reg_pkg::FormatBf16: limit = cfg_i.limit_bf16;
         opd_reg_pkg::FormatE4m3: limit = cfg_i.limit_e4m3;
         opd_reg_pkg::FormatE5m2: limit = cfg_i.limit_e5m2;
-        default: ;
+        default:                 limit = cfg_i.limit_fp32;
       endcase
       headroom      = 15'(limit) - 15'(code_i);
       code_unscaled = 15'(code_i) - 15'({scale_log2_i, 5'b0});
@@ -70,6 +70,7 @@ module opd_forecast_engine (
       rounding      = (19'sd1 << cfg_i.baseline_shift) >>> 1;
       correction    = (19'(deviation) + rounding) >>> cfg_i.baseline_shift;
       projection    = 21'(deviation) <<< cfg_i.forecast_shift;
+      next_run      = increment(state_i.nonfinite_run);
 
       state_o = state_i;
       if (usable) begin
@@ -99,14 +100,14 @@ module opd_forecast_engine (
     end
   end
 
-  `OPD_ASSERT(FormatIsLegal_A, !valid_i || 32'(format_i) < opd_pkg::NumFormats)
-  `OPD_ASSERT(BaselineShiftIsLegal_A,
-      !valid_i || (cfg_i.baseline_shift >= 4'd1 && cfg_i.baseline_shift <= 4'd8))
-  `OPD_ASSERT(BaselineNeverOvershoots_A, !valid_i || !usable || state_i.age == '0 ||
-      ((target >= state_i.baseline)
-           ? (state_o.baseline >= state_i.baseline && state_o.baseline <= target)
-           : (state_o.baseline <= state_i.baseline && state_o.baseline >= target)))
-  `OPD_ASSERT(NonfiniteFreezesBaseline_A,
-      !(valid_i && nonfinite_i) || state_o.baseline == state_i.baseline)
+  `OPD_ASSERT(FormatIsLegal_A, valid_i, 32'(format_i) < opd_pkg::NumFormats)
+  `OPD_ASSERT(BaselineShiftIsLegal_A, valid_i,
+      cfg_i.baseline_shift >= 4'd1 && cfg_i.baseline_shift <= 4'd8)
+  `OPD_ASSERT(BaselineNeverOvershoots_A, valid_i && usable && state_i.age != '0,
+      (target >= state_i.baseline)
+          ? (state_o.baseline >= state_i.baseline && state_o.baseline <= target)
+          : (state_o.baseline <= state_i.baseline && state_o.baseline >= target))
+  `OPD_ASSERT(NonfiniteFreezesBaseline_A, valid_i && nonfinite_i,
+      state_o.baseline == state_i.baseline)
 
 endmodule : opd_forecast_engine

@@ -71,6 +71,6 @@ module opd_intake #(
     else if (completion_valid_o) seq_q <= seq_q + 32'd1;
   end
 
-  `OPD_ASSERT(TapNeverWaits_A, !tap_valid_i || (completion_valid_o && !stat_ready_o))
+  `OPD_ASSERT(TapNeverWaits_A, tap_valid_i, completion_valid_o && !stat_ready_o)
 
 endmodule : opd_intake

@@ -16,6 +16,8 @@ module opd_risk (
   endfunction
 
   always_comb begin
+    sum = '0;
+    if (flags_i != '0) begin
     sum = weight(flags_i.z, cfg_i.weight_z) +
           weight(flags_i.d2, cfg_i.weight_d2) +
           weight(flags_i.forecast, cfg_i.weight_forecast) +
@@ -24,6 +26,7 @@ module opd_risk (
           weight(flags_i.nonfinite, cfg_i.weight_nonfinite) +
           weight(flags_i.saturated, cfg_i.weight_saturated) +
           weight(flags_i.warmup, cfg_i.weight_warmup);
+    end
     risk_o = sum > 11'd255 ? 8'd255 : sum[7:0];
   end
 

@@ -43,7 +43,7 @@ module opd_state_memory #(
 
   assign state_o = read_written_q ? read_q : '0;
 
-  `OPD_ASSERT(OnePort_A, !(read_i && write_i))
-  `OPD_ASSERT(OpIsLegal_A, !(read_i || write_i) || 32'(op_i) < NumOps)
+  `OPD_ASSERT(OnePort_A, read_i, !write_i)
+  `OPD_ASSERT(OpIsLegal_A, read_i || write_i, 32'(op_i) < NumOps)
 
 endmodule : opd_state_memory

@@ -162,8 +162,6 @@ module opd_tap #(
   // Only the assertions remember that an operator is open, and which.
   logic                 open_q      [NumStreams];
   opd_pkg::descriptor_t opened_as_q [NumStreams];
-  logic                 descriptor_changed;
-  logic [30:0]          max_mag_before;
 
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni)           open_q <= '{default: 1'b0};
@@ -174,15 +172,13 @@ module opd_tap #(
     if (beat_valid_q) opened_as_q[stream_q] <= descriptor_q;
   end
 
-  assign descriptor_changed = open_q[stream_q] && descriptor_q != opened_as_q[stream_q];
-  assign max_mag_before     = max_mag_q[stream_q];
-
-  `OPD_ASSERT(StreamIsLegal_A, !beat_valid_i || beat_valid)
-  `OPD_ASSERT(DescriptorIsConstantWithinOperator_A, !(beat_valid_q && descriptor_changed))
-  `OPD_ASSERT(MaximumNeverFallsWithinOperator_A,
-      !beat_valid_q || (max_mag_d >= max_mag_before && max_mag_d >= beat_max_mag))
-  `OPD_ASSERT(NonfiniteHasIndex_A,
-      !beat_valid_q || (nonfinite_count_d == '0) == (first_nonfinite_d == CounterMax))
+  `OPD_ASSERT(StreamIsLegal_A, beat_valid_i, beat_valid)
+  `OPD_ASSERT(DescriptorIsConstantWithinOperator_A, beat_valid_q && open_q[stream_q],
+      descriptor_q == opened_as_q[stream_q])
+  `OPD_ASSERT(MaximumNeverFallsWithinOperator_A, beat_valid_q,
+      max_mag_d >= max_mag_q[stream_q] && max_mag_d >= beat_max_mag)
+  `OPD_ASSERT(NonfiniteHasIndex_A, beat_valid_q,
+      (nonfinite_count_d == '0) == (first_nonfinite_d == CounterMax))
 `endif
 
 endmodule : opd_tap
