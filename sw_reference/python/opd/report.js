@@ -294,7 +294,7 @@
       xaxis: axis({title: {text: "looked at every n-th step, n ="}, type: "category", showgrid: false}),
       yaxis: axis({title: {text: "lead (steps)"}, rangemode: "tozero"}),
       legend: {font: {size: 11}},
-    }, CONFIG);
+    }, {...CONFIG, displayModeBar: false});
   }
 
   // Paper cannot unfold the list of incidents.

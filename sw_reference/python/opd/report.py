@@ -50,6 +50,8 @@ def write(out_dir: str, trace_files: list[str]) -> str:
     traces = {trace.name: trace for trace in map(Trace.read, trace_files)}
     entries = []
     for entry in summary["traces"]:
+        if any(entry["name"] == other["name"] for other, _ in entries):  # their records went to the same files
+            raise ReportError(out / "summary.json", f"two traces are named {entry['name']}", "replay them into two folders")
         if entry["name"] not in traces:
             raise ReportError(out / "summary.json", f"trace {entry['name']} is none of the given trace files",
                               f"give {entry['file']} as well")

@@ -309,6 +309,15 @@ def test_missing_trace_is_named(replay, tmp_path):
         write(str(replay.out), [str(tmp_path / "absent.safetensors")])
 
 
+def test_traces_of_one_name_are_refused(replay):
+    replay.write()
+    summary = json.loads((replay.out / "summary.json").read_text())
+    summary["traces"] *= 2
+    (replay.out / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ReportError, match="two traces are named small; replay them into two folders"):
+        write(str(replay.out), [replay.file])
+
+
 def test_command_line(replay, capsys):
     replay.write()
     (replay.out / "report.html").unlink()
