@@ -345,8 +345,8 @@ def _overhead(summary: dict) -> str:
             if figures.get("basis") == "modelled":
                 models[json.dumps(figures["assumptions"], sort_keys=True)] = figures["assumptions"]
             if figures.get("unseen"):
-                unseen.append(f"<li>{_text(entry['name'])}, {_text(figures['path'])}: {_count(figures['unseen'], 'completion')} found the "
-                              "op queue full and were never seen by the detection unit</li>")
+                unseen.append(f"<li>{_text(entry['name'])}, {_text(figures['path'])}: {_count(figures['unseen'], 'completion')} "
+                              "found the op queue full and were never seen by the detection unit</li>")
     notes = ["<i>Reaction</i>: from an operator's last element to the new value of its mode register. <i>Bytes re-read</i>: element "
              "bytes that the path reads a second time. <i>Run time</i>: of the path itself, simulators included, on this machine.",
              "<i>counted</i>: clock cycles of the simulated device, from the edge that samples the last beat to the first edge "
@@ -358,8 +358,8 @@ def _overhead(summary: dict) -> str:
         notes.append("<i>modelled</i>: computed, <b>not measured</b>, from these assumptions: kernel launch "
                      f"{a['launch_us']}&nbsp;&micro;s, synchronisation {a['synchronise_us']}&nbsp;&micro;s, host decision "
                      f"{a['host_decision_us']}&nbsp;&micro;s, register write {a['register_write_us']}&nbsp;&micro;s, memory "
-                     f"{a['bandwidth_bytes_per_us'] / 1e6:g}&nbsp;TB/s. <i>Re-read energy</i>: reading one mean raw operator again from HBM2. Sources: "
-                     "<code>docs/metrics.md</code>.")
+                     f"{a['bandwidth_bytes_per_us'] / 1e6:g}&nbsp;TB/s. <i>Re-read energy</i>: reading one mean raw "
+                     "operator again from HBM2. Sources: <code>docs/metrics.md</code>.")
     return ("<section><h2>Reaction and overhead</h2>" +
             _table(["trace", "path", "basis", "#reaction", "#worst", "#stall cycles", "#bytes re-read", "#time per step",
                     "#re-read energy per op", "#run time"], rows) +
@@ -460,7 +460,8 @@ def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: 
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; script-src \'unsafe-inline\'; '
         'style-src \'unsafe-inline\'; img-src data: blob:">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>opd replay: {_text(names)}</title>\n<style>\n{here.with_suffix('.css').read_text('ascii')}</style></head>\n<body>\n",
+        f"<title>opd replay: {_text(names)}</title>\n",
+        f"<style>\n{here.with_suffix('.css').read_text('ascii')}</style></head>\n<body>\n",
         _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _detection(summary), "\n",
         "<noscript><p class=\"verdict idle\">The plots need JavaScript.</p></noscript>\n",
         "\n".join(_trace_section(i, entry, trace) for i, (entry, trace) in enumerate(entries)), "\n",

@@ -75,8 +75,8 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
         "lead_when_sampled": [{"every": 1, "lead_steps": 8}, {"every": 2, "lead_steps": 7}],
         "reaction_cycles": 4.0,
         "reaction_and_overhead": [
-            *({"path": path, **device, "reaction": {"basis": "counted", "cycles": spread, "sideband_cycles": {**spread, "maximum": 5.0},
-                                                    "nanoseconds_at_1_ghz": 4.0},
+            *({"path": path, **device, "reaction": {"basis": "counted", "cycles": spread, "nanoseconds_at_1_ghz": 4.0,
+                                                    "sideband_cycles": {**spread, "maximum": 5.0}},
                "cycles": 67890, "beats": 12345, "stall_cycles": 0, "queue_high_water": 2, "extra_element_bytes": 0}
               for path in ("rtl", "systemc")),
             {"path": "cpu", **device, "reaction": {"basis": "measured", "nanoseconds": {**spread, "median": 1234.0, "p99": 5678.0}},
