@@ -1,0 +1,532 @@
+// The model's arithmetic against docs/numerics.md and docs/controller.md: values worked out by hand or from the
+// formula, and statistics by value in floating point.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "elements.hpp"
+#include "opd/sc/downshift_controller.hpp"
+#include "opd/sc/element_statistics.hpp"
+#include "opd/sc/forecast_engine.hpp"
+#include "opd/sc/format.hpp"
+#include "opd/sc/op_queue.hpp"
+#include "opd/sc/parameters.hpp"
+#include "opd/sc/risk.hpp"
+#include "opd/types/device.hpp"
+
+namespace opd::sc {
+namespace {
+
+using tb::kAllFormats;
+
+constexpr std::uint16_t bits(std::initializer_list<Flag> flags) {
+  unsigned sum = 0;
+  for (const Flag flag : flags) sum |= flag_bit(flag);
+  return static_cast<std::uint16_t>(sum);
+}
+
+TEST(Format, TableGivesTheLimitsOfTheSpecifications) {
+  int compared = 0;
+  for (const Format format : kAllFormats) {
+    const FormatProperties& layout = properties(format);
+    EXPECT_EQ(layout.element_bytes(), static_cast<unsigned>(tb::layout_of(format).bytes));
+    EXPECT_EQ(tb::value_of(format, layout.largest_finite), tb::largest_of(format));
+    EXPECT_EQ(tb::value_of(format, layout.smallest_normal()), tb::smallest_normal_of(format));
+    EXPECT_FALSE(std::isfinite(tb::value_of(format, layout.largest_finite + 1)));
+    EXPECT_EQ(layout.magnitude_mask() + 1, 1u << (layout.element_bits() - 1));
+    ++compared;
+  }
+  EXPECT_EQ(compared, 5);
+  EXPECT_FALSE(is_format(static_cast<Format>(5)));
+  EXPECT_FALSE(is_format(static_cast<Format>(255)));
+}
+
+TEST(Log2Code, OfTheLargestFiniteMagnitudeIsTheLimitRegister) {
+  EXPECT_EQ(log2_code(Format::kFp16, 0x7BFF), 512);
+  EXPECT_EQ(log2_code(Format::kBf16, 0x7F7F), 4096);
+  EXPECT_EQ(log2_code(Format::kE4m3, 0x7E), 282);
+  EXPECT_EQ(log2_code(Format::kE5m2, 0x7B), 506);
+  EXPECT_EQ(log2_code(Format::kFp32, 0x7F7FFFFF), 4096);
+  for (const Format format : kAllFormats) {
+    EXPECT_EQ(log2_code(format, properties(format).largest_finite), limit(Config{}, format));
+  }
+}
+
+TEST(Log2Code, WorkedValues) {
+  EXPECT_EQ(log2_code(Format::kFp16, 0x3C00), 1);            // 1.0: f = 0
+  EXPECT_EQ(log2_code(Format::kFp16, 0x4200), 32 + 16 + 3);  // 3.0 = 2 * 1.5: f = 16, third quarter
+  EXPECT_EQ(log2_code(Format::kE4m3, 0x01),
+            -7 * 32 + 4 + 2);                          // subnormal: f = 1 << 2, second eighth
+  EXPECT_EQ(log2_code(Format::kFp32, 1), -4063);       // the least code of all
+  EXPECT_EQ(log2_code(Format::kFp16, 0xFFFF3C00), 1);  // bits above the magnitude are ignored
+}
+
+/// Every magnitude of a format up to 16 bits wide.
+void check_all_magnitudes(Format format) {
+  const FormatProperties& layout = properties(format);
+  int previous = -5000;
+  std::uint32_t compared = 0;
+  for (std::uint32_t magnitude = 1; magnitude <= layout.largest_finite; ++magnitude, ++compared) {
+    const int code = log2_code(format, magnitude);
+    ASSERT_GE(code, previous) << "magnitude " << magnitude;
+    previous = code;
+    if (magnitude < layout.smallest_normal()) continue;
+    ASSERT_NEAR(code / 32.0, std::log2(tb::value_of(format, magnitude)), 0.045)
+        << "magnitude " << magnitude;
+  }
+  EXPECT_EQ(compared, layout.largest_finite);
+}
+
+TEST(Log2Code, AllFp16Magnitudes) { check_all_magnitudes(Format::kFp16); }
+TEST(Log2Code, AllBf16Magnitudes) { check_all_magnitudes(Format::kBf16); }
+TEST(Log2Code, AllE4m3Magnitudes) { check_all_magnitudes(Format::kE4m3); }
+TEST(Log2Code, AllE5m2Magnitudes) { check_all_magnitudes(Format::kE5m2); }
+
+TEST(Log2Code, Fp32MagnitudesAtEveryExponent) {
+  int compared = 0;
+  int previous = -5000;
+  for (std::uint32_t exponent = 0; exponent < 255; ++exponent) {
+    for (std::uint32_t top = 0; top < 64; ++top, ++compared) {
+      const std::uint32_t magnitude = exponent << 23 | top << 17 | 0x1FFFF;
+      const int code = log2_code(Format::kFp32, magnitude);
+      ASSERT_GE(code, previous) << magnitude;
+      previous = code;
+      if (exponent == 0) continue;
+      ASSERT_NEAR(code / 32.0, std::log2(tb::value_of(Format::kFp32, magnitude)), 0.045)
+          << magnitude;
+    }
+  }
+  EXPECT_EQ(compared, 255 * 64);
+}
+
+TapSummary clamped(const ElementStatistics& statistics) {
+  return CounterLimit(32).clamp(statistics);
+}
+
+TEST(ElementStatistics, EqualsTheSummaryByValue) {
+  const std::uint64_t seed = tb::case_seed(11);
+  SCOPED_TRACE("OPD_SEED=" + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  int compared = 0;
+  // Around the lengths of a vector register, a block of bytes and a block of words.
+  for (const std::size_t count :
+       {0, 1, 7, 8, 15, 16, 17, 63, 64, 65, 191, 192, 193, 4095, 4096, 4097, 9000}) {
+    for (const Format format : kAllFormats) {
+      for (const bool tame : {false, true}) {
+        const std::size_t offset = static_cast<std::size_t>(tb::draw(rng, 0, 3));  // any alignment
+        std::vector<std::byte> bytes(offset);
+        const std::vector<std::byte> elements = tb::random_elements(rng, format, count, tame);
+        bytes.insert(bytes.end(), elements.begin(), elements.end());
+        ASSERT_EQ(clamped(element_statistics(format, bytes.data() + offset, count)),
+                  tb::summary_by_value(format, elements))
+            << "format " << static_cast<int>(format) << " count " << count;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 17 * 5 * 2);
+}
+
+TEST(ElementStatistics, EveryBitPatternOfTheNarrowFormats) {
+  int compared = 0;
+  for (const Format format : {Format::kFp16, Format::kBf16, Format::kE4m3, Format::kE5m2}) {
+    const std::uint32_t patterns = 1u << (8 * tb::layout_of(format).bytes);
+    for (std::uint32_t pattern = 0; pattern < patterns; ++pattern, ++compared) {
+      const auto* bytes = reinterpret_cast<const std::byte*>(&pattern);
+      ASSERT_EQ(clamped(element_statistics(format, bytes, 1)),
+                tb::summary_by_value(
+                    format, {bytes, static_cast<std::size_t>(tb::layout_of(format).bytes)}))
+          << pattern;
+    }
+  }
+  EXPECT_EQ(compared, 2 * 65536 + 2 * 256);
+}
+
+TEST(ElementStatistics, DisabledLanesTakeNoPartButKeepTheirIndex) {
+  const std::uint64_t seed = tb::case_seed(12);
+  SCOPED_TRACE("OPD_SEED=" + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  int compared = 0;
+  for (int round = 0; round < 400; ++round) {
+    for (const Format format : kAllFormats) {
+      const std::size_t slots = 64 / static_cast<std::size_t>(tb::layout_of(format).bytes);
+      const std::size_t count =
+          static_cast<std::size_t>(tb::draw(rng, 1, static_cast<std::int64_t>(slots)));
+      const std::vector<std::byte> elements = tb::random_elements(rng, format, count, false);
+      const std::uint64_t enable = round == 0 ? 0 : round % 3 == 0 ? ~std::uint64_t{0} : rng();
+      ASSERT_EQ(clamped(beat_statistics(format, elements.data(), count, enable)),
+                tb::summary_by_value(format, elements,
+                                     [&](std::size_t k) { return (enable >> k & 1) != 0; }));
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 2000);
+}
+
+TEST(ElementStatistics, AnUnknownFormatHasNoElements) {
+  const std::vector<std::byte> bytes(64, std::byte{0x11});
+  EXPECT_EQ(element_statistics(static_cast<Format>(5), bytes.data(), 64), ElementStatistics{});
+  EXPECT_EQ(beat_statistics(static_cast<Format>(255), bytes.data(), 64, ~0ull),
+            ElementStatistics{});
+}
+
+TEST(CounterLimit, CountsStopAtAllOnesAndIndicesOneBelow) {
+  const CounterLimit narrow(4);
+  EXPECT_EQ(narrow.count(14), 14u);
+  EXPECT_EQ(narrow.count(15), 15u);
+  EXPECT_EQ(narrow.count(16), 15u);
+  EXPECT_EQ(narrow.index(14), 14u);
+  EXPECT_EQ(narrow.index(15), 14u);
+  EXPECT_EQ(narrow.index(1000), 14u);
+  const CounterLimit full(32);
+  EXPECT_EQ(full.count(0x1'0000'0000), 0xFFFFFFFFu);
+  EXPECT_EQ(full.index(0xFFFFFFFF), 0xFFFFFFFEu);
+
+  const TapSummary wide{0xFFFFFFFF, 99, 98, 97, 96, 95, 94};
+  EXPECT_EQ(narrow.clamp(wide), (TapSummary{0xFFFFFFFF, 15, 15, 14, 15, 15, 15}));
+  const TapSummary finite{1, 99, 0, kNoElement, 0, 0, 0};
+  EXPECT_EQ(narrow.clamp(finite), (TapSummary{1, 15, 0, kNoElement, 0, 0, 0}));
+}
+
+// --- Forecast engine ---------------------------------------------------------------------------
+
+constexpr OpDescriptor kFp16{.op = 0, .format = Format::kFp16, .step = 0, .scale_log2 = 0};
+
+TapSummary finite(std::uint32_t max_mag) { return {.max_mag = max_mag, .element_count = 1}; }
+TapSummary nonfinite() {
+  return {.max_mag = 0x3C00, .element_count = 2, .nonfinite_count = 1, .first_nonfinite = 0};
+}
+
+TEST(ForecastEngine, BaselineByHand) {
+  const ForecastEngine engine{Config{}};
+  ForecastState state;
+  EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), state), bits({Flag::kWarmup}));  // 1.0: x = 1
+  EXPECT_EQ(state, (ForecastState{4, 1, 0}));                                     // seeded with 4x
+  engine.detect(kFp16, finite(0x4000),
+                state);  // 2.0: x = 33, d = 132 - 4 = 128, (128 + 8) >> 4 = 8
+  EXPECT_EQ(state, (ForecastState{12, 2, 0}));
+  engine.detect(kFp16, finite(0x3C00),
+                state);  // d = 4 - 12 = -8, (-8 + 8) >> 4 = 0: a tie rounds up
+  EXPECT_EQ(state, (ForecastState{12, 3, 0}));
+  state.baseline = 13;
+  engine.detect(kFp16, finite(0x3C00), state);  // d = -9, (-9 + 8) >> 4 = -1
+  EXPECT_EQ(state, (ForecastState{12, 4, 0}));
+}
+
+TEST(ForecastEngine, ASteadyRampLeavesALagOfFifteenSteps) {
+  const ForecastEngine engine{Config{}};
+  ForecastState state;
+  OpDescriptor fp32 = kFp16;
+  fp32.format = Format::kFp32;
+  int x = 0;
+  for (std::uint32_t exponent = 1; exponent <= 200; ++exponent) {  // one doubling per step
+    engine.detect(fp32, finite(exponent << 23), state);
+    x = log2_code(Format::kFp32, exponent << 23);
+  }
+  // Rounding of 8/128 bit at most per step, over 16 steps.
+  EXPECT_NEAR(4 * x - state.baseline, 15 * 128, 8);
+}
+
+TEST(ForecastEngine, ForecastNeedsMoreThanTwiceTheDeviation) {
+  const ForecastEngine engine{Config{}};
+  // 0x7000: x = 13 * 32 + 1 = 417, h = 95: FORECAST when 2d > 380.
+  ForecastState at{4 * 417 - 190, 1, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x7000), at), bits({Flag::kWarmup}));
+  ForecastState above{4 * 417 - 191, 1, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x7000), above), bits({Flag::kWarmup, Flag::kForecast}));
+}
+
+TEST(ForecastEngine, ForecastNeedsAHeadroomBelowFourBits) {
+  const ForecastEngine engine{Config{}};
+  ForecastState low{-2000, 1, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x6BFF), low), bits({Flag::kWarmup}));  // x = 384, h = 128
+  low = {-2000, 1, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x6C00), low),
+            bits({Flag::kWarmup, Flag::kForecast}));  // h = 127
+}
+
+TEST(ForecastEngine, TheFirstSampleHasNoDeviation) {
+  const ForecastEngine engine{Config{}};
+  ForecastState state{-30000, 0, 0};  // a stale baseline after a re-seed
+  EXPECT_EQ(engine.detect(kFp16, finite(0x7000), state), bits({Flag::kWarmup}));
+  EXPECT_EQ(state, (ForecastState{4 * 417, 1, 0}));
+
+  Config config;  // with the limit below x, even a deviation of 0 is more than a negative headroom
+  config.limit_fp16 = 400;
+  ForecastState fresh;
+  EXPECT_EQ(ForecastEngine{config}.detect(kFp16, finite(0x7000), fresh),
+            bits({Flag::kWarmup, Flag::kForecast, Flag::kCritical}));
+}
+
+TEST(ForecastEngine, CriticalAtOneBitOfHeadroom) {
+  const ForecastEngine engine{Config{}};
+  ForecastState state{4 * 479, 1, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x77C0), state),
+            bits({Flag::kWarmup}));  // f = 30: x = 479, h = 33
+  EXPECT_EQ(engine.detect(kFp16, finite(0x77E0), state),
+            bits({Flag::kWarmup, Flag::kCritical}));  // h = 32
+}
+
+TEST(ForecastEngine, JumpNeedsAnAgeAndThreeBits) {
+  const ForecastEngine engine{Config{}};
+  // 1.0: x = 1, 4x = 4. JUMP when d > 384.
+  ForecastState young{4 - 385, 15, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), young), bits({Flag::kWarmup}));
+  ForecastState old{4 - 385, 16, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), old), bits({Flag::kJump}));
+  ForecastState at{4 - 384, 16, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), at), 0);
+}
+
+TEST(ForecastEngine, TheScaleIsTakenOutOfTheBaselineOnly) {
+  const ForecastEngine engine{Config{}};
+  OpDescriptor scaled = kFp16;
+  scaled.scale_log2 = 10;
+  ForecastState state;
+  EXPECT_EQ(engine.detect(scaled, finite(0x7BFF), state), bits({Flag::kWarmup, Flag::kCritical}));
+  EXPECT_EQ(state.baseline, 4 * (512 - 320));
+  // Extremes of the width: 17 bits signed.
+  OpDescriptor wide{.op = 0, .format = Format::kFp32, .step = 0, .scale_log2 = -128};
+  ForecastState high;
+  engine.detect(wide, finite(0x7F7FFFFF), high);
+  EXPECT_EQ(high.baseline, 32768);
+  wide.scale_log2 = 127;
+  engine.detect(wide, finite(1), high);  // d = 4 * (-4063 - 4064) - 32768 = -65276
+  EXPECT_EQ(high.baseline, 32768 + (-65276 + 8) / 16 - 1);  // -65268 / 16 is not whole: floor
+}
+
+TEST(ForecastEngine, NonfiniteFreezesAndReseeds) {
+  Config config;
+  config.baseline_reseed_run = 3;
+  const ForecastEngine engine{config};
+  ForecastState state{100, 20, 0};
+  EXPECT_EQ(engine.detect(kFp16, nonfinite(), state), bits({Flag::kNonfinite}));
+  EXPECT_EQ(state, (ForecastState{100, 20, 1}));
+  engine.detect(kFp16, nonfinite(), state);
+  EXPECT_EQ(state, (ForecastState{100, 20, 2}));
+  EXPECT_EQ(engine.detect(kFp16, nonfinite(), state),
+            bits({Flag::kNonfinite}));  // WARMUP is from before
+  EXPECT_EQ(state, (ForecastState{100, 0, 3}));
+  EXPECT_EQ(engine.detect(kFp16, nonfinite(), state), bits({Flag::kNonfinite, Flag::kWarmup}));
+  engine.detect(kFp16, finite(0x3C00), state);
+  EXPECT_EQ(state, (ForecastState{4, 1, 0}));
+}
+
+TEST(ForecastEngine, ARunOfZeroNeverReseedsAndTheRunSaturates) {
+  Config config;
+  config.baseline_reseed_run = 0;
+  const ForecastEngine engine{config};
+  ForecastState state{100, 20, 0};
+  for (int i = 0; i < 300; ++i) engine.detect(kFp16, nonfinite(), state);
+  EXPECT_EQ(state, (ForecastState{100, 20, 255}));
+}
+
+TEST(ForecastEngine, AnEmptySampleChangesTheRunOnly) {
+  const ForecastEngine engine{Config{}};
+  ForecastState state{100, 20, 7};
+  EXPECT_EQ(engine.detect(kFp16, TapSummary{}, state), 0);
+  EXPECT_EQ(state, (ForecastState{100, 20, 0}));
+}
+
+TEST(ForecastEngine, WarmupAndAgeEnd) {
+  const ForecastEngine engine{Config{}};
+  ForecastState state;
+  for (int i = 0; i < 300; ++i) {
+    EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), state), i < 16 ? bits({Flag::kWarmup}) : 0) << i;
+  }
+  EXPECT_EQ(state.age, 255);
+}
+
+TEST(ForecastEngine, SaturatedStandsBesideEveryOtherFlag) {
+  const ForecastEngine engine{Config{}};
+  ForecastState state{2048, 20, 0};
+  TapSummary summary = finite(0x7BFF);
+  summary.saturated_count = 1;
+  EXPECT_EQ(engine.detect(kFp16, summary, state), bits({Flag::kSaturated, Flag::kCritical}));
+  summary.nonfinite_count = 1;
+  EXPECT_EQ(engine.detect(kFp16, summary, state), bits({Flag::kSaturated, Flag::kNonfinite}));
+}
+
+TEST(Risk, IsTheSaturatingSumOfWeights) {
+  const Config config;
+  EXPECT_EQ(risk(config, 0), 0);
+  EXPECT_EQ(risk(config, bits({Flag::kWarmup})), 0);
+  EXPECT_EQ(risk(config, bits({Flag::kCritical})), 127);
+  EXPECT_EQ(risk(config, bits({Flag::kForecast})), 128);
+  EXPECT_EQ(risk(config, bits({Flag::kForecast, Flag::kCritical})), 255);
+  EXPECT_EQ(risk(config, bits({Flag::kForecast, Flag::kCritical, Flag::kJump, Flag::kSaturated})),
+            255);
+
+  Config distinct;  // one power of two per flag: each weight belongs to its own bit
+  for (const ConfigField& field : kConfigFields) {
+    if (field.name.starts_with("weight_")) field.set(distinct, 0);
+  }
+  std::uint8_t* const weights[] = {&distinct.weight_z,         &distinct.weight_d2,
+                                   &distinct.weight_forecast,  &distinct.weight_critical,
+                                   &distinct.weight_jump,      &distinct.weight_nonfinite,
+                                   &distinct.weight_saturated, &distinct.weight_warmup};
+  for (unsigned flag = 0; flag < 8; ++flag) *weights[flag] = static_cast<std::uint8_t>(1u << flag);
+  int compared = 0;
+  for (unsigned flags = 0; flags < 256; ++flags, ++compared) {
+    EXPECT_EQ(risk(distinct, static_cast<std::uint16_t>(flags)), flags);
+  }
+  EXPECT_EQ(compared, 256);
+}
+
+// --- Downshift controller: the table of docs/controller.md -------------------------------------
+
+struct Row {
+  const char* what;
+  Mode mode;
+  std::uint8_t timer;
+  std::uint8_t elapsed;
+  std::uint16_t flags;
+  std::uint8_t risk;
+  Mode new_mode;
+  std::uint8_t new_timer;
+  Cause cause;
+};
+
+constexpr std::uint16_t kQuiet = flag_bit(Flag::kWarmup);  // a status does not break a quiet period
+constexpr std::uint16_t kAlarm = flag_bit(Flag::kCritical);
+constexpr std::uint16_t kInf = flag_bit(Flag::kNonfinite);
+
+// Defaults: risk_stable 128, risk_safe 255, quiet_steps 64, safe_steps 8.
+constexpr Row kRows[] = {
+    {"FAST nonfinite", Mode::kFast, 0, 1, kInf, 0, Mode::kStable, 0, Cause::kNonfinite},
+    {"FAST risk", Mode::kFast, 0, 1, kAlarm, 128, Mode::kStable, 0, Cause::kRisk},
+    {"FAST risk 255 is one arrow", Mode::kFast, 0, 1, kAlarm, 255, Mode::kStable, 0, Cause::kRisk},
+    {"FAST below", Mode::kFast, 0, 1, kAlarm, 127, Mode::kFast, 0, Cause::kNone},
+    {"STABLE nonfinite", Mode::kStable, 9, 1, kInf, 255, Mode::kSafe, 0, Cause::kNonfinite},
+    {"STABLE risk", Mode::kStable, 9, 1, kAlarm, 255, Mode::kSafe, 0, Cause::kRisk},
+    {"STABLE recovered", Mode::kStable, 63, 1, kQuiet, 0, Mode::kFast, 0, Cause::kRecovered},
+    {"STABLE recovered over", Mode::kStable, 60, 100, 0, 0, Mode::kFast, 0, Cause::kRecovered},
+    {"STABLE quiet", Mode::kStable, 62, 1, kQuiet, 0, Mode::kStable, 63, Cause::kNone},
+    {"STABLE quiet, same step", Mode::kStable, 62, 0, 0, 0, Mode::kStable, 62, Cause::kNone},
+    {"STABLE alarm", Mode::kStable, 62, 1, kAlarm, 254, Mode::kStable, 0, Cause::kNone},
+    {"STABLE alarm at the end", Mode::kStable, 63, 1, kAlarm, 127, Mode::kStable, 0, Cause::kNone},
+    {"SAFE nonfinite", Mode::kSafe, 7, 1, kInf, 255, Mode::kSafe, 0, Cause::kEscalate},
+    {"SAFE expired", Mode::kSafe, 7, 1, 0, 0, Mode::kStable, 0, Cause::kSafeExpired},
+    {"SAFE expired with an alarm", Mode::kSafe, 7, 1, kAlarm, 255, Mode::kStable, 0,
+     Cause::kSafeExpired},
+    {"SAFE", Mode::kSafe, 6, 1, kAlarm, 255, Mode::kSafe, 7, Cause::kNone},
+    {"SAFE, roll-back", Mode::kSafe, 6, 255, 0, 0, Mode::kSafe, 6, Cause::kNone},
+};
+
+TEST(DownshiftController, EveryRowOfTheTable) {
+  const DownshiftController controller{Config{}};
+  int compared = 0;
+  for (const Row& row : kRows) {
+    ControllerState state{row.timer, 200};
+    const std::uint32_t step =
+        0xABCD00u + static_cast<std::uint8_t>(200 + row.elapsed);  // wraps past 255
+    EXPECT_EQ(controller.advance(row.mode, step, row.flags, row.risk, state),
+              (Transition{row.new_mode, row.cause}))
+        << row.what;
+    EXPECT_EQ(state, (ControllerState{row.new_timer, static_cast<std::uint8_t>(step)})) << row.what;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 17);
+}
+
+TEST(DownshiftController, TheTimerSaturates) {
+  Config config;
+  config.quiet_steps = 255;
+  config.safe_steps = 255;
+  const DownshiftController controller{config};
+  ControllerState state{200, 0};
+  EXPECT_EQ(controller.advance(Mode::kStable, 127, 0, 0, state).mode,
+            Mode::kFast);  // min(255, 327) >= 255
+  state = {200, 0};
+  EXPECT_EQ(controller.advance(Mode::kSafe, 54, 0, 0, state).mode, Mode::kSafe);
+  EXPECT_EQ(state.timer, 254);
+}
+
+TEST(DownshiftController, ElapsedStepsAreASignedByte) {
+  int compared = 0;
+  for (int last = 0; last < 256; ++last) {
+    for (int difference = -128; difference < 128; ++difference, ++compared) {
+      const auto step = static_cast<std::uint32_t>(512 + last + difference);
+      ASSERT_EQ(DownshiftController::elapsed_steps(step, static_cast<std::uint8_t>(last)),
+                static_cast<unsigned>(std::max(0, difference)));
+    }
+  }
+  EXPECT_EQ(compared, 65536);
+}
+
+TEST(DownshiftController, AllFlagsButWarmupBreakAQuietPeriod) {
+  const DownshiftController controller{Config{}};
+  int compared = 0;
+  for (unsigned flag = 0; flag < 8; ++flag, ++compared) {
+    ControllerState state{10, 0};
+    controller.advance(Mode::kStable, 1, static_cast<std::uint16_t>(1u << flag), 0, state);
+    EXPECT_EQ(state.timer, flag == static_cast<unsigned>(Flag::kWarmup) ? 11 : 0) << flag;
+  }
+  EXPECT_EQ(compared, 8);
+}
+
+// --- Parameters and configuration ----------------------------------------------------------------
+
+TEST(Parameters, EveryRangeIsChecked) {
+  EXPECT_FALSE(parameter_error(DeviceParameters{}));
+  EXPECT_FALSE(parameter_error({.num_ops = 1,
+                                .datapath_width = 32,
+                                .num_streams = 1,
+                                .queue_depth = 1,
+                                .counter_width = 2}));
+  EXPECT_FALSE(parameter_error({.num_ops = 65536,
+                                .datapath_width = 512,
+                                .num_streams = 256,
+                                .queue_depth = 255,
+                                .counter_width = 32}));
+  const struct {
+    unsigned DeviceParameters::*field;
+    unsigned value;
+    const char* message;
+  } bad[] = {
+      {&DeviceParameters::num_ops, 0, "num_ops = 0: must be 1..65536"},
+      {&DeviceParameters::num_ops, 65537, "num_ops = 65537: must be 1..65536"},
+      {&DeviceParameters::datapath_width, 0, "datapath_width = 0: must be 32..512"},
+      {&DeviceParameters::datapath_width, 544, "datapath_width = 544: must be 32..512"},
+      {&DeviceParameters::datapath_width, 48,
+       "datapath_width = 48: must be a multiple of 32, 32..512"},
+      {&DeviceParameters::num_streams, 0, "num_streams = 0: must be 1..256"},
+      {&DeviceParameters::num_streams, 257, "num_streams = 257: must be 1..256"},
+      {&DeviceParameters::queue_depth, 0, "queue_depth = 0: must be 1..255"},
+      {&DeviceParameters::queue_depth, 256, "queue_depth = 256: must be 1..255"},
+      {&DeviceParameters::counter_width, 1, "counter_width = 1: must be 2..32"},
+      {&DeviceParameters::counter_width, 33, "counter_width = 33: must be 2..32"},
+  };
+  int compared = 0;
+  for (const auto& row : bad) {
+    DeviceParameters parameters;
+    parameters.*row.field = row.value;
+    EXPECT_EQ(parameter_error(parameters).value_or("accepted"), row.message);
+    ++compared;
+  }
+  EXPECT_EQ(compared, 11);
+}
+
+TEST(Parameters, EveryConfigFieldIsChecked) {
+  EXPECT_FALSE(config_error(Config{}));
+  int compared = 0;
+  for (const ConfigField& field : kConfigFields) {
+    for (const std::int32_t value : {field.minimum - 1, field.maximum + 1}) {
+      Config config;
+      field.set(config, value);
+      if (field.get(config) != value) continue;  // the C++ type cannot hold it
+      const std::string expected = std::string(field.name) + " = " + std::to_string(value) +
+                                   ": must be " + std::to_string(field.minimum) + ".." +
+                                   std::to_string(field.maximum);
+      EXPECT_EQ(config_error(config).value_or("accepted"), expected);
+      ++compared;
+    }
+  }
+  // 5 limits * 2, baseline_shift 2, forecast_headroom, critical_headroom, jump_threshold and forecast_shift above,
+  // 2 thresholds and 2 timers below.
+  EXPECT_EQ(compared, 10 + 2 + 4 + 4);
+}
+
+}  // namespace
+}  // namespace opd::sc
