@@ -24,8 +24,8 @@ class Embedding(nn.Module):
 
     def __init__(self, vocabulary: int, context: int, width: int):
         super().__init__()
-        self.token = nn.Parameter(torch.randn(vocabulary, width) * 0.02)
-        self.position = nn.Parameter(torch.randn(context, width) * 0.02)
+        self.token = nn.Parameter(torch.empty(vocabulary, width))
+        self.position = nn.Parameter(torch.empty(context, width))
 
     def forward(self, index: Tensor) -> Tensor:
         return (functional.embedding(index, self.token) + self.position[: index.shape[-1]]).to(HALF)
@@ -115,7 +115,7 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """[B, T] token indices -> [B, T, vocabulary] FP16 logits. `width` must be a multiple of `heads`."""
 
-    def __init__(self, vocabulary: int, context: int, layers: int, width: int, heads: int, qk_scale: bool = True, std: float = 0.02):
+    def __init__(self, vocabulary: int, context: int, layers: int, width: int, heads: int, qk_scale: bool = True):
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}: change one of them")
@@ -123,7 +123,8 @@ class Gpt(nn.Module):
         self.block = nn.ModuleList(Block(width, heads, qk_scale) for _ in range(layers))
         self.norm = Norm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        for name, parameter in self.named_parameters():  # the initialization of GPT-2
+        std = 0.02 * math.sqrt(768 / width)  # the initialization of GPT-2, 0.02 at width 768, kept per unit of fan-in
+        for name, parameter in self.named_parameters():
             if name.endswith(".bias"):
                 nn.init.zeros_(parameter)
             elif parameter.dim() == 2:
