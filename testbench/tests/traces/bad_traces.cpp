@@ -213,6 +213,8 @@ std::vector<BadTrace> bad_traces() {
               "shape overflows 64 bits" + kRewrite);
   tensor_case("shape_overflow_times_zero", entry("\"F32\"", "[4294967296,4294967296,0]", ok),
               "shape overflows 64 bits" + kRewrite);
+  tensor_case("shape_overflow_after_zero", entry("\"F32\"", "[0,4294967296,4294967296]", ok),
+              "shape overflows 64 bits" + kRewrite);
   tensor_case("offsets_not_pair", entry("\"F32\"", "[4]", "[0]"),
               "data_offsets is not a pair [begin, end] with begin <= end" + kRewrite);
   tensor_case("offsets_negative", entry("\"F32\"", "[4]", "[-16,0]"),
@@ -485,6 +487,19 @@ std::vector<BadTrace> bad_traces() {
       "first_bad_step: step 7, probe \"layer.0/out\": nonfinite is not 0, and that is not the step "
       "and op "
       "recorded as first; record the first non-finite activation");
+  parts_case(
+      "first_bad_one_before",
+      [](Parts& p) {  // cell 11 is bad as well, and it is forward
+        p.metadata["probes"] =
+            replaced(p.metadata["probes"], R"("kind":"weight")", R"("kind":"activation")");
+        p.metadata["first_bad_op"] = "layer.0/grad";
+        p.set<std::int64_t>("nonfinite", 6, 0);
+        p.set<std::int64_t>("nonfinite", 10, 0);
+        p.set<std::int64_t>("nonfinite", 11, 1);
+      },
+      "first_bad_step: step 7, probe \"layer.0/weight\": nonfinite is not 0, and that is not the "
+      "step and op recorded "
+      "as first; record the first non-finite activation");
   return cases;
 }
 

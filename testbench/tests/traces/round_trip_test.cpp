@@ -73,6 +73,9 @@ TEST(RoundTrip, RandomTraces) {
     expect_equal(got, want);
     EXPECT_EQ(trace.has_raw(), !want.raw.empty());
     EXPECT_EQ(trace::serialize(got, "random"), bytes);  // deterministic
+    const std::string header = header_of(bytes);
+    EXPECT_EQ(header.size() % 8, 0u);
+    EXPECT_LT(header.size() - 1 - header.find_last_of('}'), 8u);  // no more spaces than needed
     ++compared;
     with_raw += trace.has_raw();
     with_first_bad += trace.first_bad().has_value();
