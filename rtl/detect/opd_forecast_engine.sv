@@ -54,6 +54,7 @@ module opd_forecast_engine (
     state_o       = '0;
     flags_o       = '0;
 
+    // A concatenation is unsigned and makes what it is compared with unsigned: $signed where a sign matters.
     if (valid_i) begin
       usable = !nonfinite_i && nonzero_i;
       unique case (format_i)
@@ -64,8 +65,8 @@ module opd_forecast_engine (
         default:                 limit = cfg_i.limit_fp32;
       endcase
       headroom      = 15'(limit) - 15'(code_i);
-      code_unscaled = 15'(code_i) - 15'({scale_log2_i, 5'b0});
-      target        = {code_unscaled, 2'b00};
+      code_unscaled = 15'(code_i) - 15'($signed({scale_log2_i, 5'b0}));
+      target        = {code_unscaled, 2'b00};  // same width: the bits are the value
       if (state_i.age != '0) deviation = 18'(target) - 18'(state_i.baseline);
       rounding      = (19'sd1 << cfg_i.baseline_shift) >>> 1;
       correction    = (19'(deviation) + rounding) >>> cfg_i.baseline_shift;
@@ -88,12 +89,13 @@ module opd_forecast_engine (
       end
 
       flags_o.forecast = usable &&
-          headroom < 15'({1'b0, cfg_i.forecast_headroom}) && projection > 21'({headroom, 2'b00});
+          headroom < 15'($signed({1'b0, cfg_i.forecast_headroom})) &&
+          projection > 21'($signed({headroom, 2'b00}));
       flags_o.critical = usable &&
-          headroom <= 15'({1'b0, cfg_i.critical_headroom});
+          headroom <= 15'($signed({1'b0, cfg_i.critical_headroom}));
       flags_o.jump     = usable &&
           state_i.age >= cfg_i.jump_min_samples &&
-          deviation > 18'({1'b0, cfg_i.jump_threshold, 2'b00});
+          deviation > 18'($signed({1'b0, cfg_i.jump_threshold, 2'b00}));
       flags_o.nonfinite = nonfinite_i;
       flags_o.saturated = saturated_i;
       flags_o.warmup    = state_i.age < cfg_i.baseline_warmup_samples;
