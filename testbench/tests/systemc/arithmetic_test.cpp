@@ -26,7 +26,7 @@ constexpr std::uint16_t bits(std::initializer_list<Flag> flags) {
   return static_cast<std::uint16_t>(sum);
 }
 
-TEST(Format, TableGivesTheLimitsOfTheSpecifications) {
+TEST(SystemcFormat, TableGivesTheLimitsOfTheSpecifications) {
   int compared = 0;
   for (const Format format : kAllFormats) {
     const FormatProperties& layout = properties(format);
@@ -42,7 +42,7 @@ TEST(Format, TableGivesTheLimitsOfTheSpecifications) {
   EXPECT_FALSE(is_format(static_cast<Format>(255)));
 }
 
-TEST(Log2Code, OfTheLargestFiniteMagnitudeIsTheLimitRegister) {
+TEST(SystemcLog2Code, OfTheLargestFiniteMagnitudeIsTheLimitRegister) {
   EXPECT_EQ(log2_code(Format::kFp16, 0x7BFF), 512);
   EXPECT_EQ(log2_code(Format::kBf16, 0x7F7F), 4096);
   EXPECT_EQ(log2_code(Format::kE4m3, 0x7E), 282);
@@ -53,7 +53,7 @@ TEST(Log2Code, OfTheLargestFiniteMagnitudeIsTheLimitRegister) {
   }
 }
 
-TEST(Log2Code, WorkedValues) {
+TEST(SystemcLog2Code, WorkedValues) {
   EXPECT_EQ(log2_code(Format::kFp16, 0x3C00), 1);            // 1.0: f = 0
   EXPECT_EQ(log2_code(Format::kFp16, 0x4200), 32 + 16 + 3);  // 3.0 = 2 * 1.5: f = 16, third quarter
   EXPECT_EQ(log2_code(Format::kE4m3, 0x01),
@@ -78,12 +78,12 @@ void check_all_magnitudes(Format format) {
   EXPECT_EQ(compared, layout.largest_finite);
 }
 
-TEST(Log2Code, AllFp16Magnitudes) { check_all_magnitudes(Format::kFp16); }
-TEST(Log2Code, AllBf16Magnitudes) { check_all_magnitudes(Format::kBf16); }
-TEST(Log2Code, AllE4m3Magnitudes) { check_all_magnitudes(Format::kE4m3); }
-TEST(Log2Code, AllE5m2Magnitudes) { check_all_magnitudes(Format::kE5m2); }
+TEST(SystemcLog2Code, AllFp16Magnitudes) { check_all_magnitudes(Format::kFp16); }
+TEST(SystemcLog2Code, AllBf16Magnitudes) { check_all_magnitudes(Format::kBf16); }
+TEST(SystemcLog2Code, AllE4m3Magnitudes) { check_all_magnitudes(Format::kE4m3); }
+TEST(SystemcLog2Code, AllE5m2Magnitudes) { check_all_magnitudes(Format::kE5m2); }
 
-TEST(Log2Code, Fp32MagnitudesAtEveryExponent) {
+TEST(SystemcLog2Code, Fp32MagnitudesAtEveryExponent) {
   int compared = 0;
   int previous = -5000;
   for (std::uint32_t exponent = 0; exponent < 255; ++exponent) {
@@ -104,7 +104,7 @@ TapSummary clamped(const ElementStatistics& statistics) {
   return CounterLimit(32).clamp(statistics);
 }
 
-TEST(ElementStatistics, EqualsTheSummaryByValue) {
+TEST(SystemcElementStatistics, EqualsTheSummaryByValue) {
   const std::uint64_t seed = tb::case_seed(11);
   SCOPED_TRACE("OPD_SEED=" + std::to_string(seed));
   std::mt19937_64 rng(seed);
@@ -128,7 +128,7 @@ TEST(ElementStatistics, EqualsTheSummaryByValue) {
   EXPECT_EQ(compared, 17 * 5 * 2);
 }
 
-TEST(ElementStatistics, EveryBitPatternOfTheNarrowFormats) {
+TEST(SystemcElementStatistics, EveryBitPatternOfTheNarrowFormats) {
   int compared = 0;
   for (const Format format : {Format::kFp16, Format::kBf16, Format::kE4m3, Format::kE5m2}) {
     const std::uint32_t patterns = 1u << (8 * tb::layout_of(format).bytes);
@@ -143,7 +143,7 @@ TEST(ElementStatistics, EveryBitPatternOfTheNarrowFormats) {
   EXPECT_EQ(compared, 2 * 65536 + 2 * 256);
 }
 
-TEST(ElementStatistics, DisabledLanesTakeNoPartButKeepTheirIndex) {
+TEST(SystemcElementStatistics, DisabledLanesTakeNoPartButKeepTheirIndex) {
   const std::uint64_t seed = tb::case_seed(12);
   SCOPED_TRACE("OPD_SEED=" + std::to_string(seed));
   std::mt19937_64 rng(seed);
@@ -164,14 +164,14 @@ TEST(ElementStatistics, DisabledLanesTakeNoPartButKeepTheirIndex) {
   EXPECT_EQ(compared, 2000);
 }
 
-TEST(ElementStatistics, AnUnknownFormatHasNoElements) {
+TEST(SystemcElementStatistics, AnUnknownFormatHasNoElements) {
   const std::vector<std::byte> bytes(64, std::byte{0x11});
   EXPECT_EQ(element_statistics(static_cast<Format>(5), bytes.data(), 64), ElementStatistics{});
   EXPECT_EQ(beat_statistics(static_cast<Format>(255), bytes.data(), 64, ~0ull),
             ElementStatistics{});
 }
 
-TEST(CounterLimit, CountsStopAtAllOnesAndIndicesOneBelow) {
+TEST(SystemcCounterLimit, CountsStopAtAllOnesAndIndicesOneBelow) {
   const CounterLimit narrow(4);
   EXPECT_EQ(narrow.count(14), 14u);
   EXPECT_EQ(narrow.count(15), 15u);
@@ -198,7 +198,7 @@ TapSummary nonfinite() {
   return {.max_mag = 0x3C00, .element_count = 2, .nonfinite_count = 1, .first_nonfinite = 0};
 }
 
-TEST(ForecastEngine, BaselineByHand) {
+TEST(SystemcForecastEngine, BaselineByHand) {
   const ForecastEngine engine{Config{}};
   ForecastState state;
   EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), state), bits({Flag::kWarmup}));  // 1.0: x = 1
@@ -214,7 +214,7 @@ TEST(ForecastEngine, BaselineByHand) {
   EXPECT_EQ(state, (ForecastState{12, 4, 0}));
 }
 
-TEST(ForecastEngine, ASteadyRampLeavesALagOfFifteenSteps) {
+TEST(SystemcForecastEngine, ASteadyRampLeavesALagOfFifteenSteps) {
   const ForecastEngine engine{Config{}};
   ForecastState state;
   OpDescriptor fp32 = kFp16;
@@ -228,7 +228,7 @@ TEST(ForecastEngine, ASteadyRampLeavesALagOfFifteenSteps) {
   EXPECT_NEAR(4 * x - state.baseline, 15 * 128, 8);
 }
 
-TEST(ForecastEngine, ForecastNeedsMoreThanTwiceTheDeviation) {
+TEST(SystemcForecastEngine, ForecastNeedsMoreThanTwiceTheDeviation) {
   const ForecastEngine engine{Config{}};
   // 0x7000: x = 13 * 32 + 1 = 417, h = 95: FORECAST when 2d > 380.
   ForecastState at{4 * 417 - 190, 1, 0};
@@ -237,7 +237,7 @@ TEST(ForecastEngine, ForecastNeedsMoreThanTwiceTheDeviation) {
   EXPECT_EQ(engine.detect(kFp16, finite(0x7000), above), bits({Flag::kWarmup, Flag::kForecast}));
 }
 
-TEST(ForecastEngine, ForecastNeedsAHeadroomBelowFourBits) {
+TEST(SystemcForecastEngine, ForecastNeedsAHeadroomBelowFourBits) {
   const ForecastEngine engine{Config{}};
   ForecastState low{-2000, 1, 0};
   EXPECT_EQ(engine.detect(kFp16, finite(0x6BFF), low), bits({Flag::kWarmup}));  // x = 384, h = 128
@@ -246,7 +246,7 @@ TEST(ForecastEngine, ForecastNeedsAHeadroomBelowFourBits) {
             bits({Flag::kWarmup, Flag::kForecast}));  // h = 127
 }
 
-TEST(ForecastEngine, TheFirstSampleHasNoDeviation) {
+TEST(SystemcForecastEngine, TheFirstSampleHasNoDeviation) {
   const ForecastEngine engine{Config{}};
   ForecastState state{-30000, 0, 0};  // a stale baseline after a re-seed
   EXPECT_EQ(engine.detect(kFp16, finite(0x7000), state), bits({Flag::kWarmup}));
@@ -259,7 +259,7 @@ TEST(ForecastEngine, TheFirstSampleHasNoDeviation) {
             bits({Flag::kWarmup, Flag::kForecast, Flag::kCritical}));
 }
 
-TEST(ForecastEngine, CriticalAtOneBitOfHeadroom) {
+TEST(SystemcForecastEngine, CriticalAtOneBitOfHeadroom) {
   const ForecastEngine engine{Config{}};
   ForecastState state{4 * 479, 1, 0};
   EXPECT_EQ(engine.detect(kFp16, finite(0x77C0), state),
@@ -268,7 +268,7 @@ TEST(ForecastEngine, CriticalAtOneBitOfHeadroom) {
             bits({Flag::kWarmup, Flag::kCritical}));  // h = 32
 }
 
-TEST(ForecastEngine, JumpNeedsAnAgeAndThreeBits) {
+TEST(SystemcForecastEngine, JumpNeedsAnAgeAndThreeBits) {
   const ForecastEngine engine{Config{}};
   // 1.0: x = 1, 4x = 4. JUMP when d > 384.
   ForecastState young{4 - 385, 15, 0};
@@ -279,7 +279,7 @@ TEST(ForecastEngine, JumpNeedsAnAgeAndThreeBits) {
   EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), at), 0);
 }
 
-TEST(ForecastEngine, TheScaleIsTakenOutOfTheBaselineOnly) {
+TEST(SystemcForecastEngine, TheScaleIsTakenOutOfTheBaselineOnly) {
   const ForecastEngine engine{Config{}};
   OpDescriptor scaled = kFp16;
   scaled.scale_log2 = 10;
@@ -296,7 +296,7 @@ TEST(ForecastEngine, TheScaleIsTakenOutOfTheBaselineOnly) {
   EXPECT_EQ(high.baseline, 32768 + (-65276 + 8) / 16 - 1);  // -65268 / 16 is not whole: floor
 }
 
-TEST(ForecastEngine, NonfiniteFreezesAndReseeds) {
+TEST(SystemcForecastEngine, NonfiniteFreezesAndReseeds) {
   Config config;
   config.baseline_reseed_run = 3;
   const ForecastEngine engine{config};
@@ -313,7 +313,7 @@ TEST(ForecastEngine, NonfiniteFreezesAndReseeds) {
   EXPECT_EQ(state, (ForecastState{4, 1, 0}));
 }
 
-TEST(ForecastEngine, ARunOfZeroNeverReseedsAndTheRunSaturates) {
+TEST(SystemcForecastEngine, ARunOfZeroNeverReseedsAndTheRunSaturates) {
   Config config;
   config.baseline_reseed_run = 0;
   const ForecastEngine engine{config};
@@ -322,14 +322,14 @@ TEST(ForecastEngine, ARunOfZeroNeverReseedsAndTheRunSaturates) {
   EXPECT_EQ(state, (ForecastState{100, 20, 255}));
 }
 
-TEST(ForecastEngine, AnEmptySampleChangesTheRunOnly) {
+TEST(SystemcForecastEngine, AnEmptySampleChangesTheRunOnly) {
   const ForecastEngine engine{Config{}};
   ForecastState state{100, 20, 7};
   EXPECT_EQ(engine.detect(kFp16, TapSummary{}, state), 0);
   EXPECT_EQ(state, (ForecastState{100, 20, 0}));
 }
 
-TEST(ForecastEngine, WarmupAndAgeEnd) {
+TEST(SystemcForecastEngine, WarmupAndAgeEnd) {
   const ForecastEngine engine{Config{}};
   ForecastState state;
   for (int i = 0; i < 300; ++i) {
@@ -338,7 +338,7 @@ TEST(ForecastEngine, WarmupAndAgeEnd) {
   EXPECT_EQ(state.age, 255);
 }
 
-TEST(ForecastEngine, SaturatedStandsBesideEveryOtherFlag) {
+TEST(SystemcForecastEngine, SaturatedStandsBesideEveryOtherFlag) {
   const ForecastEngine engine{Config{}};
   ForecastState state{2048, 20, 0};
   TapSummary summary = finite(0x7BFF);
@@ -348,7 +348,7 @@ TEST(ForecastEngine, SaturatedStandsBesideEveryOtherFlag) {
   EXPECT_EQ(engine.detect(kFp16, summary, state), bits({Flag::kSaturated, Flag::kNonfinite}));
 }
 
-TEST(Risk, IsTheSaturatingSumOfWeights) {
+TEST(SystemcRisk, IsTheSaturatingSumOfWeights) {
   const Config config;
   EXPECT_EQ(risk(config, 0), 0);
   EXPECT_EQ(risk(config, bits({Flag::kWarmup})), 0);
@@ -414,7 +414,7 @@ constexpr Row kRows[] = {
     {"SAFE, roll-back", Mode::kSafe, 6, 255, 0, 0, Mode::kSafe, 6, Cause::kNone},
 };
 
-TEST(DownshiftController, EveryRowOfTheTable) {
+TEST(SystemcDownshiftController, EveryRowOfTheTable) {
   const DownshiftController controller{Config{}};
   int compared = 0;
   for (const Row& row : kRows) {
@@ -430,7 +430,7 @@ TEST(DownshiftController, EveryRowOfTheTable) {
   EXPECT_EQ(compared, 17);
 }
 
-TEST(DownshiftController, TheTimerSaturates) {
+TEST(SystemcDownshiftController, TheTimerSaturates) {
   Config config;
   config.quiet_steps = 255;
   config.safe_steps = 255;
@@ -443,7 +443,7 @@ TEST(DownshiftController, TheTimerSaturates) {
   EXPECT_EQ(state.timer, 254);
 }
 
-TEST(DownshiftController, ElapsedStepsAreASignedByte) {
+TEST(SystemcDownshiftController, ElapsedStepsAreASignedByte) {
   int compared = 0;
   for (int last = 0; last < 256; ++last) {
     for (int difference = -128; difference < 128; ++difference, ++compared) {
@@ -455,7 +455,7 @@ TEST(DownshiftController, ElapsedStepsAreASignedByte) {
   EXPECT_EQ(compared, 65536);
 }
 
-TEST(DownshiftController, AllFlagsButWarmupBreakAQuietPeriod) {
+TEST(SystemcDownshiftController, AllFlagsButWarmupBreakAQuietPeriod) {
   const DownshiftController controller{Config{}};
   int compared = 0;
   for (unsigned flag = 0; flag < 8; ++flag, ++compared) {
@@ -468,7 +468,7 @@ TEST(DownshiftController, AllFlagsButWarmupBreakAQuietPeriod) {
 
 // --- Parameters and configuration ----------------------------------------------------------------
 
-TEST(Parameters, EveryRangeIsChecked) {
+TEST(SystemcParameters, EveryRangeIsChecked) {
   EXPECT_FALSE(parameter_error(DeviceParameters{}));
   EXPECT_FALSE(parameter_error({.num_ops = 1,
                                 .datapath_width = 32,
@@ -508,7 +508,7 @@ TEST(Parameters, EveryRangeIsChecked) {
   EXPECT_EQ(compared, 11);
 }
 
-TEST(Parameters, EveryConfigFieldIsChecked) {
+TEST(SystemcParameters, EveryConfigFieldIsChecked) {
   EXPECT_FALSE(config_error(Config{}));
   int compared = 0;
   for (const ConfigField& field : kConfigFields) {
