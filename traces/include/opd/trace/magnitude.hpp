@@ -1,7 +1,6 @@
 #pragma once
 // Element formats as a trace needs them: width, safetensors dtype, largest finite value, and the
-// magnitude bits of a value (docs/numerics.md "Formats", docs/formats.md "Replay of a probe at a
-// step").
+// magnitude bits of a value (docs/numerics.md "Formats", docs/formats.md "Replay of a probe").
 #include <algorithm>
 #include <array>
 #include <bit>

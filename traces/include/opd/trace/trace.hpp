@@ -1,14 +1,11 @@
 #pragma once
 // A trace file (docs/formats.md "Trace"): S steps x P probes of statistics, optional raw elements.
 //
-//   validated : completely, in read(); afterwards every accessor is total for step_index <
-//   steps().size() and
-//               probe < probes().size() (std::out_of_range otherwise)
-//   cost      : read() is O(S * P); accessors are O(1). Matrices and raw rows stay in the mapped
-//   file, series
-//               of length S are copied once so that they can be typed spans
+//   validated : completely, in read(). Afterwards every accessor is total for step_index <
+//               steps().size() and probe < probes().size(), and throws std::out_of_range otherwise
+//   cost      : read() is O(S * P), accessors are O(1). Matrices and raw rows stay in the mapped
+//               file; series of length S are copied once so that they can be typed spans
 //   absent    : optional counts are std::nullopt, optional series and missing raw rows are empty
-//   spans
 #include <array>
 #include <cstddef>
 #include <cstdint>
