@@ -79,27 +79,32 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
   return quality;
 }
 
-std::vector<SampledLead> lead_when_sampled(const OperatorStream& operators, const Incident& incident,
-                                           const DeviceParameters& parameters, const Config& config) {
-  std::vector<SampledLead> leads;
+std::vector<SampledDetection> detect_sampled(const OperatorStream& operators, const Incident& incident,
+                                             const DeviceParameters& parameters, const Config& config) {
+  std::vector<SampledDetection> result;
   for (const unsigned every : {1u, 2u, 4u, 8u, 16u, 32u, 64u}) {
     ref::CpuReference reference(parameters, config);
-    std::vector<Sample> history;
-    std::uint32_t seq = 0;
+    std::vector<Sample> history;  // of the incident's operator
+    std::vector<bool> gone_bad(operators.probes(), false);
+    std::uint64_t samples = 0, alarms = 0;
     for (std::size_t step = 0; step < operators.steps(); ++step) {
-      const std::size_t tag = step * operators.probes() + incident.op;
-      const Operator op = operators.at(tag);
-      const bool is_incident = op.descriptor.step == incident.step;
-      if (step % every != 0 && !is_incident) continue;
-      const TapSummary summary = operators.trace().statistic(step, incident.op);
-      const OpRecord record = *reference.complete(seq++, op.descriptor, summary);
-      history.push_back({record.step, record.nonfinite_count > 0, record.risk >= config.risk_stable,
-                         static_cast<Mode>(record.mode)});
+      for (std::size_t probe = 0; probe < operators.probes(); ++probe) {
+        const Operator op = operators.at(step * operators.probes() + probe);
+        const bool is_incident = probe == incident.op && op.descriptor.step == incident.step;
+        if (step % every != 0 && !is_incident) continue;
+        const OpRecord record = *reference.complete(static_cast<std::uint32_t>(samples++), op.descriptor,
+                                                    operators.trace().statistic(step, probe));
+        const Sample sample{record.step, record.nonfinite_count > 0, record.risk >= config.risk_stable,
+                            static_cast<Mode>(record.mode)};
+        if (sample.nonfinite) gone_bad[probe] = true;
+        alarms += sample.alarm && !gone_bad[probe];
+        if (probe == incident.op) history.push_back(sample);
+      }
     }
     const auto found = first_incident(incident.op, history);
-    leads.push_back({every, found ? found->lead_steps : 0});
+    result.push_back({every, found ? found->lead_steps : 0, 1000.0 * static_cast<double>(alarms) / static_cast<double>(samples)});
   }
-  return leads;
+  return result;
 }
 
 Spread spread_of(std::vector<double> values) {

@@ -38,13 +38,15 @@ struct DetectionQuality {
 [[nodiscard]] DetectionQuality assess(const OperatorStream& operators, std::span<const Completion> completions,
                                       const Config& config);
 
-/// Lead that is left when software looks at the incident's operator only every n-th step.
-struct SampledLead {
+/// What is left when software looks only at every n-th step. The baseline moves per sample, so it gets n times slower: its
+/// horizon grows, and with it the false alarms.
+struct SampledDetection {
   unsigned every = 1;
-  std::uint32_t lead_steps = 0;
+  std::uint32_t lead_steps = 0;    ///< of the given incident
+  double alarms_per_1000 = 0;      ///< per 1000 samples taken, all operators, before their first non-finite value
 };
-[[nodiscard]] std::vector<SampledLead> lead_when_sampled(const OperatorStream& operators, const Incident& incident,
-                                                         const DeviceParameters& parameters, const Config& config);
+[[nodiscard]] std::vector<SampledDetection> detect_sampled(const OperatorStream& operators, const Incident& incident,
+                                                           const DeviceParameters& parameters, const Config& config);
 
 struct Spread {
   double minimum = 0, median = 0, p99 = 0, maximum = 0;
@@ -54,13 +56,12 @@ struct Spread {
 /// What a GPU would need for the same decision without the hardware unit. Computed, not measured; the assumptions and their
 /// sources are in docs/metrics.md and travel with every figure.
 struct GpuModel {
-  double launch_us = 3.8;            ///< one kernel, launches overlapped
-  double synchronise_us = 6.7;       ///< launch and synchronise, less the kernel itself and an overlapped launch
+  double launch_and_synchronise_us = 6.7;  ///< one short kernel, less its own run time
   double host_decision_us = 0.1;
   double register_write_us = 1.0;    ///< posted write over PCIe
   double bandwidth_bytes_per_us = 4.8e6;  ///< HBM3e of an H200
   [[nodiscard]] double reaction_us(double bytes) const {
-    return launch_us + bytes / bandwidth_bytes_per_us + synchronise_us + host_decision_us + register_write_us;
+    return launch_and_synchronise_us + bytes / bandwidth_bytes_per_us + host_decision_us + register_write_us;
   }
 };
 

@@ -109,11 +109,7 @@ void write_text(const fs::path& file, const std::string& text) {
 void dump_waveform(const ReplayOptions& options, const TraceResult& result, const std::vector<std::string>& settings) {
   constexpr std::uint64_t kBefore = 64, kAfter = 8;
   const std::uint64_t cycle = *result.divergence->cycle;
-  std::string trace;
-  for (const fs::path& file : options.traces) {
-    if (file.filename() == result.file) trace = file.string();
-  }
-  std::vector<std::string> words = {"opd", "replay", trace, "--out", options.out.string(), "--paths", "rtl,systemc",
+  std::vector<std::string> words = {"opd", "replay", result.file.string(), "--out", options.out.string(), "--paths", "rtl,systemc",
                                     "--waveform",
                                     fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
                                     "--bubbles", std::to_string(options.bubbles), "--streams", std::to_string(options.streams)};
@@ -132,7 +128,6 @@ void dump_waveform(const ReplayOptions& options, const TraceResult& result, cons
 int run_replay(ReplayOptions options, const std::vector<std::string>& settings, const std::string& window) {
   for (const std::string& setting : settings) set_field(options.config, setting);
   ref::validate(options.config);
-  std::vector<std::string> seen_names;
   for (const std::string& path : options.paths) {
     if (std::find(kPathNames.begin(), kPathNames.end(), path) == kPathNames.end()) {
       throw UsageError(fmt::format("--paths {}: no such path; known are {}", path, fmt::join(kPathNames, ", ")));
@@ -264,6 +259,11 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
+
+int main(int argc, char** argv) {
+  setenv("SYSTEMC_DISABLE_COPYRIGHT_MESSAGE", "1", 0);  // its banner would precede every output of ours
+  return sc_core::sc_elab_and_sim(argc, argv);
+}
 
 int sc_main(int argc, char** argv) {
   // A model that refuses its configuration throws; the text reaches the user through run().

@@ -80,11 +80,24 @@ void write_records(const std::filesystem::path& out, const TraceResult& result) 
   }
 }
 
+/// Results are filed by the trace's name: two traces of one name would overwrite each other.
+void refuse_twins(const std::vector<std::filesystem::path>& files) {
+  std::map<std::string, std::filesystem::path> seen;
+  for (const std::filesystem::path& file : files) {
+    const trace::Trace trace = trace::Trace::read(file);
+    const auto [first, fresh] = seen.emplace(trace.name(), file);
+    if (!fresh) {
+      throw trace::TraceError(file.string(), "name", fmt::format("'{}' is also the name of {}", trace.name(), first->second.string()),
+                              "replay them one at a time or capture one under another --name");
+    }
+  }
+}
+
 TraceResult replay_one(const ReplayOptions& options, const std::filesystem::path& file, Simulation* simulation,
                        const std::string& heading, const std::function<void(const std::string&)>& progress) {
   const trace::Trace trace = trace::Trace::read(file);
   const OperatorStream operators(trace, options.device.num_ops);
-  TraceResult result{.file = file.filename().string(),
+  TraceResult result{.file = file,
                      .name = trace.name(),
                      .label = std::string(trace.label_name()),
                      .raw = operators.raw_operators() > 0,
@@ -139,7 +152,7 @@ TraceResult replay_one(const ReplayOptions& options, const std::filesystem::path
     // Detection is judged on the records of one path: they are all the same, or the run has failed already.
     result.quality = assess(operators, result.paths.front().completions, options.config);
     if (result.quality.first) {
-      result.sampled_leads = lead_when_sampled(operators, *result.quality.first, options.device, options.config);
+      result.sampled = detect_sampled(operators, *result.quality.first, options.device, options.config);
     }
   }
   if (!options.out.empty()) write_records(options.out, result);
@@ -159,6 +172,7 @@ Config falsified(Config config) {
 }
 
 std::vector<TraceResult> replay(const ReplayOptions& options, const std::function<void(const std::string&)>& progress) {
+  refuse_twins(options.traces);
   std::unique_ptr<Simulation> simulation;
   const auto needs_simulation = [](const std::string& p) { return p != "cpu" && p != "cuda"; };
   if (std::any_of(options.paths.begin(), options.paths.end(), needs_simulation)) {

@@ -30,7 +30,8 @@ struct ReplayOptions {
 
 /// Everything that is known of one replayed trace.
 struct TraceResult {
-  std::string file, name, label;
+  std::filesystem::path file;
+  std::string name, label;
   std::vector<std::string> probe_names;          ///< by op id
   bool raw = false;                              ///< any operator went through the datapath
   std::size_t steps = 0, probes = 0;
@@ -45,7 +46,7 @@ struct TraceResult {
   std::uint64_t mismatches = 0;
   std::optional<Divergence> divergence;          ///< the earliest
   DetectionQuality quality;
-  std::vector<SampledLead> sampled_leads;
+  std::vector<SampledDetection> sampled;
   Spread reaction_cycles;                        ///< operators through the tap, rtl = systemc
   Spread sideband_cycles;                        ///< statistics
   [[nodiscard]] const PathResult* path(const std::string& name) const;

@@ -1,6 +1,7 @@
 #include "summary.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 
@@ -44,6 +45,15 @@ ordered_json divergence_json(const TraceResult& result) {
   return json;
 }
 
+/// Operators that the vector unit executed in each mode: the mode is read at issue, so this is the arithmetic they ran with.
+ordered_json executed_json(const PathResult& path) {
+  std::array<std::uint64_t, kModeNames.size()> executed{};
+  for (const Completion& completion : path.completions) ++executed[static_cast<std::size_t>(completion.mode_at_issue)];
+  ordered_json json;
+  for (std::size_t mode = 0; mode < executed.size(); ++mode) json[std::string(kModeNames[mode])] = executed[mode];
+  return json;
+}
+
 /// Reaction and overhead of one path (docs/metrics.md). Every figure says how it came about.
 ordered_json path_json(const TraceResult& result, const PathResult& path) {
   ordered_json json{{"path", path.path}, {"records", path.completions.size()}, {"unseen", path.unseen_count},
@@ -56,12 +66,15 @@ ordered_json path_json(const TraceResult& result, const PathResult& path) {
     json["beats"] = path.beats;
     json["stall_cycles"] = path.stall_cycles;
     json["queue_high_water"] = path.queue_high_water;
+    json["operators_executed_in_mode"] = executed_json(path);
     json["extra_element_bytes"] = 0;
   } else if (path.path == "systemc-lt") {
     json["reaction"] = {{"basis", "annotated"}};
     json["extra_element_bytes"] = 0;
   } else {
-    json["reaction"] = {{"basis", "measured"}, {"nanoseconds", spread_json(spread_of(path.reaction_ns))}};
+    json["reaction"] = {{"basis", "measured"},
+                        {"nanoseconds", spread_json(spread_of(path.reaction_ns))},
+                        {"statistic_nanoseconds", spread_json(spread_of(path.statistic_reaction_ns))}};
     json["extra_element_bytes"] = path.bytes_read;
     json["microseconds_per_step"] = result.steps == 0 ? 0.0 : path.seconds * 1e6 / static_cast<double>(result.steps);
   }
@@ -82,7 +95,7 @@ ordered_json modelled_gpu_json(const TraceResult& result) {
           {"bytes_per_operator", bytes},
           {"reaction_microseconds", gpu.reaction_us(bytes)},
           {"assumptions",
-           {{"launch_us", gpu.launch_us}, {"synchronise_us", gpu.synchronise_us},
+           {{"launch_and_synchronise_us", gpu.launch_and_synchronise_us},
             {"host_decision_us", gpu.host_decision_us}, {"register_write_us", gpu.register_write_us},
             {"bandwidth_bytes_per_us", gpu.bandwidth_bytes_per_us}}},
           {"reread_energy_nanojoule_per_operator", bytes * 8 * kHbmPicojoulePerBit / 1000}};
@@ -90,7 +103,7 @@ ordered_json modelled_gpu_json(const TraceResult& result) {
 
 ordered_json trace_json(const TraceResult& result) {
   ordered_json json{{"name", result.name},
-                    {"file", result.file},
+                    {"file", result.file.filename().string()},
                     {"label", result.label},
                     {"kind", result.raw ? "raw" : "statistics"},
                     {"steps", result.steps},
@@ -122,8 +135,9 @@ ordered_json trace_json(const TraceResult& result) {
   for (std::size_t i = 0; i < kFlagNames.size(); ++i) flags[std::string(kFlagNames[i])] = q.flag_counts[i];
   json["detection"]["flags"] = flags;
   json["lead_when_sampled"] = ordered_json::array();
-  for (const SampledLead& lead : result.sampled_leads) {
-    json["lead_when_sampled"].push_back({{"every", lead.every}, {"lead_steps", lead.lead_steps}});
+  for (const SampledDetection& s : result.sampled) {
+    json["lead_when_sampled"].push_back(
+        {{"every", s.every}, {"lead_steps", s.lead_steps}, {"alarms_per_1000", s.alarms_per_1000}});
   }
   json["reaction_cycles"] = result.path("systemc") != nullptr ? ordered_json(result.reaction_cycles.maximum) : ordered_json();
   json["reaction_and_overhead"] = ordered_json::array();
@@ -195,9 +209,9 @@ std::string summary_table(const std::vector<TraceResult>& results) {
                         r.quality.alarms_per_1000(), r.quality.downshifts, incident);
   }
   for (const TraceResult& r : results) {
-    if (r.sampled_leads.empty()) continue;
-    text += fmt::format("  {}: lead when only every n-th step is looked at:", r.name);
-    for (const SampledLead& lead : r.sampled_leads) text += fmt::format("  n={} {}", lead.every, lead.lead_steps);
+    if (r.sampled.empty()) continue;
+    text += fmt::format("  {}, looked at every n-th step only; lead (alarms per 1000 samples):\n   ", r.name);
+    for (const SampledDetection& s : r.sampled) text += fmt::format(" n={} {} ({:.1f})", s.every, s.lead_steps, s.alarms_per_1000);
     text += '\n';
   }
 

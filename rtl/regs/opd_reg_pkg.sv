@@ -74,7 +74,7 @@ package opd_reg_pkg;
     weight_saturated: 8'd128,
     weight_nonfinite: 8'd255,
     weight_jump: 8'd128,
-    weight_critical: 8'd127,
+    weight_critical: 8'd64,
     weight_forecast: 8'd128,
     weight_d2: 8'd0,
     weight_z: 8'd0,

@@ -14,7 +14,6 @@ PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& para
   PathResult result{.path = "cpu"};
   const std::size_t count = order.empty() ? operators.size() : order.size();
   result.completions.reserve(count);
-  result.reaction_ns.reserve(count);
   result.baseline_log2.reserve(count);
   ref::CpuReference reference(parameters, config);
   for (std::size_t seq = 0; seq < count; ++seq) {
@@ -30,7 +29,7 @@ PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& para
     result.seconds += elapsed;
     if (!record) continue;
     result.bytes_read += op.elements.size();
-    result.reaction_ns.push_back(elapsed * 1e9);
+    (op.statistic ? result.statistic_reaction_ns : result.reaction_ns).push_back(elapsed * 1e9);
     const ref::ForecastState& state = reference.states()[op.descriptor.op].forecast;
     result.baseline_log2.push_back(state.age == 0 ? std::numeric_limits<double>::quiet_NaN()
                                                   : std::ldexp(state.baseline, -7));

@@ -19,7 +19,8 @@ struct PathResult {
   std::uint64_t stall_cycles = 0;       ///< vector-unit beats held back by the device
   unsigned queue_high_water = 0;
   // cpu and cuda:
-  std::vector<double> reaction_ns;      ///< per completion: statistic, detection and decision
+  std::vector<double> reaction_ns;            ///< operators with elements: statistic, detection and decision
+  std::vector<double> statistic_reaction_ns;  ///< operators whose statistic was given: detection and decision
   std::vector<double> baseline_log2;    ///< per completion: the baseline after it, log2; NaN while there is none
   std::uint64_t bytes_read = 0;         ///< element bytes read a second time
 };

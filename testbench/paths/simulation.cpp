@@ -134,6 +134,9 @@ struct Simulation::Modules : public sc_core::sc_module {
     if (observe) observe(input);
     note_pushes_();
     note_record_(out, result.systemc);
+    if (on_progress && out.record_valid && result.systemc.completions.size() % 8192 == 0) {
+      on_progress(result.systemc.completions.size());
+    }
     if (rtl != nullptr) compare_(out);
     const bool quiet = done.read() && out.queue_level == 0 && !out.record_valid && !input.beat_valid &&
                        !input.stat_valid;
@@ -163,7 +166,6 @@ struct Simulation::Modules : public sc_core::sc_module {
                                 .from_beats = push_cycles[seq].from_beats,
                                 .record = out.record,
                                 .counts = out.counts});
-    if (on_progress && path.completions.size() % 4096 == 0) on_progress(path.completions.size());
   }
 
   void compare_(const CycleOutput& out) {

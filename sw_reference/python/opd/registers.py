@@ -54,7 +54,7 @@ CONFIG_RESET = {
     "weight_z": 0,
     "weight_d2": 0,
     "weight_forecast": 128,
-    "weight_critical": 127,
+    "weight_critical": 64,
     "weight_jump": 128,
     "weight_nonfinite": 255,
     "weight_saturated": 128,

@@ -287,12 +287,14 @@
   if (sampled) {
     const dashes = ["solid", "dash", "dot", "dashdot"], colors = [MAX_ABS, "#d55e00", "#009e73", "#7b4fa3"];
     Plotly.newPlot(sampled, data.lead_when_sampled.map(({name, leads}, i) => ({
-      type: "scatter", mode: "lines+markers", name: escape(name), x: leads.map(l => String(l.every)), y: leads.map(l => l.lead_steps),
-      line: {color: colors[i % 4], dash: dashes[i % 4], width: 1.8}, marker: {size: 7}, hovertemplate: "every %{x} steps: lead %{y} steps",
+      type: "scatter", mode: "lines+markers+text", name: escape(name), x: leads.map(l => String(l.every)), y: leads.map(l => l.lead_steps),
+      text: leads.map(l => l.alarms_per_1000.toFixed(1)), textposition: "top center", textfont: {size: 11},
+      line: {color: colors[i % 4], dash: dashes[i % 4], width: 1.8}, marker: {size: 7},
+      hovertemplate: "every %{x} steps: lead %{y} steps, %{text} alarms per 1000 samples",
     })), {
       height: 240, font: FONT, margin: {l: 56, r: 16, t: 12, b: 48}, plot_bgcolor: "#fff", showlegend: data.lead_when_sampled.length > 1,
       xaxis: axis({title: {text: "looked at every n-th step, n ="}, type: "category", showgrid: false}),
-      yaxis: axis({title: {text: "lead (steps)"}, rangemode: "tozero"}),
+      yaxis: axis({title: {text: "lead (steps); labels: alarms per 1000"}, range: [0, 150]}),
       legend: {font: {size: 11}},
     }, {...CONFIG, displayModeBar: false});
   }

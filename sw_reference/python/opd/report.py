@@ -355,8 +355,8 @@ def _overhead(summary: dict) -> str:
              "<i>measured</i>: wall time on this machine for statistic, detection and decision of one operator (median, "
              "99th percentile)."]
     for a in models.values():
-        notes.append("<i>modelled</i>: computed, <b>not measured</b>, from these assumptions: kernel launch "
-                     f"{a['launch_us']}&nbsp;&micro;s, synchronisation {a['synchronise_us']}&nbsp;&micro;s, host decision "
+        notes.append("<i>modelled</i>: computed, <b>not measured</b>, from these assumptions: kernel launch and "
+                     f"synchronisation {a['launch_and_synchronise_us']}&nbsp;&micro;s, host decision "
                      f"{a['host_decision_us']}&nbsp;&micro;s, register write {a['register_write_us']}&nbsp;&micro;s, memory "
                      f"{a['bandwidth_bytes_per_us'] / 1e6:g}&nbsp;TB/s. <i>Re-read energy</i>: reading one mean raw "
                      "operator again from HBM2. Sources: <code>docs/metrics.md</code>.")
@@ -392,8 +392,8 @@ def _detection(summary: dict) -> str:
     parts.append(_table(["trace", *(f"#{name}" for name in raised), "#records with an alarm flag"], flag_rows,
                         "Records with each flag"))
     if any(entry["lead_when_sampled"] for entry in summary["traces"]):
-        parts.append('<figure class="small"><figcaption>Lead of the first incident when its operator is looked at only every '
-                     'n-th step</figcaption><div id="sampled-lead" class="plot"></div></figure>')
+        parts.append('<figure class="small"><figcaption>Lead of the first incident, and alarms per 1000 samples, when software '
+                     'looks only at every n-th step</figcaption><div id="sampled-lead" class="plot"></div></figure>')
     if incidents:
         state = " open" if len(incidents) <= OPEN_INCIDENTS else ""
         parts.append(f'<details class="incidents"{state}><summary>'

@@ -72,7 +72,8 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
         "lead_steps": 8, "first_incident": incident, "incidents": [incident],
         "detection": {"probe_steps": len(records), "alarms": 4321, "alarms_per_1000": 17.25, "records_with_alarm_flags": 9,
                       "downshifts": 2, "flags": {flag.name: int(flag) for flag in Flag}},
-        "lead_when_sampled": [{"every": 1, "lead_steps": 8}, {"every": 2, "lead_steps": 7}],
+        "lead_when_sampled": [{"every": 1, "lead_steps": 8, "alarms_per_1000": 0.5},
+                              {"every": 2, "lead_steps": 7, "alarms_per_1000": 1.5}],
         "reaction_cycles": 4.0,
         "reaction_and_overhead": [
             *({"path": path, **device, "reaction": {"basis": "counted", "cycles": spread, "nanoseconds_at_1_ghz": 4.0,
@@ -82,7 +83,7 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
             {"path": "cpu", **device, "reaction": {"basis": "measured", "nanoseconds": {**spread, "median": 1234.0, "p99": 5678.0}},
              "extra_element_bytes": 192, "microseconds_per_step": 41.7},
             {"path": "cuda", "basis": "modelled", "bytes_per_operator": 64.0, "reaction_microseconds": 11.6,
-             "assumptions": {"launch_us": 3.8, "synchronise_us": 6.7, "host_decision_us": 0.1, "register_write_us": 1.0,
+             "assumptions": {"launch_and_synchronise_us": 6.7, "host_decision_us": 0.1, "register_write_us": 1.0,
                              "bandwidth_bytes_per_us": 4.8e6}, "reread_energy_nanojoule_per_operator": 2.0}],
     }
 

@@ -62,7 +62,7 @@ struct Config {
   std::uint8_t weight_z = 0;  ///< WEIGHT_LOW.Z: Weight of flag Z.
   std::uint8_t weight_d2 = 0;  ///< WEIGHT_LOW.D2: Weight of flag D2.
   std::uint8_t weight_forecast = 128;  ///< WEIGHT_LOW.FORECAST: Weight of flag FORECAST.
-  std::uint8_t weight_critical = 127;  ///< WEIGHT_LOW.CRITICAL: Weight of flag CRITICAL.
+  std::uint8_t weight_critical = 64;  ///< WEIGHT_LOW.CRITICAL: Weight of flag CRITICAL.
   std::uint8_t weight_jump = 128;  ///< WEIGHT_HIGH.JUMP: Weight of flag JUMP.
   std::uint8_t weight_nonfinite = 255;  ///< WEIGHT_HIGH.NONFINITE: Weight of flag NONFINITE.
   std::uint8_t weight_saturated = 128;  ///< WEIGHT_HIGH.SATURATED: Weight of flag SATURATED.
