@@ -89,6 +89,13 @@ template <std::size_t Bytes, class Mask>
   return bits != 0;
 }
 
+template <class Lanes, class Lane>
+[[gnu::always_inline]] inline void load_magnitudes(Lanes& mag, const std::byte* address,
+                                                   Lane mask) {
+  std::memcpy(&mag, address, sizeof mag);
+  mag &= mask;
+}
+
 template <Format kFormat, std::size_t Bytes>
 [[gnu::always_inline]] inline TapSummary scan(const std::byte* elements, std::size_t count,
                                               unsigned counter_width) {
@@ -103,11 +110,6 @@ template <Format kFormat, std::size_t Bytes>
   constexpr auto kMask = static_cast<Signed>(kLayout.magnitude_mask());
   constexpr auto kMaxFinite = static_cast<Signed>(kLayout.max_finite);
   constexpr auto kMaxSubnormal = static_cast<Signed>(kLayout.min_normal() - 1);
-  const auto load_magnitudes = [elements](Lanes & mag, std::size_t vector)
-      __attribute__((always_inline)) {
-    std::memcpy(&mag, elements + vector * Bytes, Bytes);
-    mag &= kMask;
-  };
 
   Lanes max_mag{};
   Totals normal_total{}, zero_total{}, nonfinite_total{}, saturated_total{};
@@ -122,7 +124,7 @@ template <Format kFormat, std::size_t Bytes>
     for (std::size_t v = block; v < block_end; ++v) {
       prefetch(elements + v * Bytes, kBlockVectors * Bytes);
       Lanes mag;
-      load_magnitudes(mag, v);
+      load_magnitudes(mag, elements + v * Bytes, kMask);
       block_max = mag > block_max ? mag : block_max;
       normal -= reinterpret_cast<Counts>(mag > kMaxSubnormal);
       zero -= reinterpret_cast<Counts>(mag == 0);
@@ -136,7 +138,7 @@ template <Format kFormat, std::size_t Bytes>
 #pragma GCC unroll 4
       for (std::size_t v = block; v < block_end; ++v) {
         Lanes mag;
-        load_magnitudes(mag, v);
+        load_magnitudes(mag, elements + v * Bytes, kMask);
         const Lanes is_nonfinite = mag > kMaxFinite;
         const Lanes finite = mag & ~is_nonfinite;
         block_max = finite > block_max ? finite : block_max;

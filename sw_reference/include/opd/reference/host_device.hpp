@@ -6,3 +6,10 @@
 #else
 #define OPD_HOST_DEVICE
 #endif
+
+// Unrolls the next loop on the GPU, so that an array indexed by it stays in registers.
+#if defined(__CUDA_ARCH__)
+#define OPD_UNROLL_DEVICE _Pragma("unroll")
+#else
+#define OPD_UNROLL_DEVICE
+#endif

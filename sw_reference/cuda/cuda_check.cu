@@ -1,0 +1,321 @@
+// opd_cuda_check [seed]: the CUDA reference against the CPU reference, and its bandwidth.
+//
+//   checks    : random batches of all formats with repeated, illegal and empty completions, elements in host and
+//               in device memory and ready statistics; records, summaries and final states must be equal. The
+//               same batches through the Thrust pipeline on the device.
+//   bandwidth : bytes summarised per second, beside a device-to-device copy of the same buffer (read + write)
+//   exit code : 0 equal, 1 a mismatch or a CUDA error, 2 bad argument, 77 SKIPPED: no device
+#include <cuda_runtime.h>
+#include <thrust/device_vector.h>
+#include <thrust/system/cuda/execution_policy.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "opd/reference/cpu.hpp"
+#include "opd/reference/cuda.hpp"
+#include "opd/reference/segmented.hpp"
+
+namespace {
+
+using opd::Format;
+using opd::cuda::Completion;
+using opd::cuda::CudaReference;
+using opd::cuda::Memory;
+
+constexpr int kSkipped = 77;
+constexpr unsigned kBatches = 60;
+constexpr std::size_t kBatchCompletions = 400;
+constexpr std::size_t kElementPool = std::size_t{4}
+                                     << 20;  // bytes that completions take their elements from
+constexpr std::size_t kBandwidthBytes = std::size_t{1} << 30;
+constexpr int kRepeats = 10;
+
+void check(cudaError_t status, const char* call) {
+  if (status != cudaSuccess) {
+    throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
+  }
+}
+
+std::size_t below(std::mt19937_64& rng, std::size_t bound) { return rng() % bound; }
+
+/// Random bits with stretches of zeros and of moderate values, so that whole tiles stay below the limit.
+std::vector<std::byte> random_elements(std::mt19937_64& rng) {
+  std::vector<std::byte> bytes(kElementPool);
+  for (std::size_t begin = 0; begin < bytes.size();) {
+    const std::size_t end = std::min(bytes.size(), begin + 1 + below(rng, 8192));
+    const unsigned kind = static_cast<unsigned>(below(rng, 4));
+    for (std::size_t k = begin; k < end; ++k) {
+      const auto bits = static_cast<unsigned char>(rng() >> 56);
+      bytes[k] = std::byte{static_cast<unsigned char>(kind == 0   ? bits
+                                                      : kind == 1 ? 0
+                                                                  : bits & 0xBF)};
+    }
+    begin = end;
+  }
+  return bytes;
+}
+
+/// A batch whose elements lie in the pool at `pool`, which may be a device address.
+std::vector<Completion> random_batch(std::mt19937_64& rng, const std::byte* pool, unsigned num_ops,
+                                     unsigned batch) {
+  std::vector<Completion> completions(kBatchCompletions);
+  for (Completion& completion : completions) {
+    completion.descriptor = {
+        .op = static_cast<std::uint16_t>(below(rng, num_ops + 2)),  // two are illegal
+        .format = static_cast<Format>(below(rng, 40) == 0 ? 5 + below(rng, 250) : below(rng, 5)),
+        .step = batch * 3 + static_cast<std::uint32_t>(below(rng, 3)),
+        .scale_log2 = static_cast<std::int8_t>(below(rng, 256))};
+    if (below(rng, 4) == 0) {
+      completion.statistic = {
+          .max_mag = static_cast<std::uint32_t>(rng()),
+          .element_count = static_cast<std::uint32_t>(rng()),
+          .nonfinite_count = static_cast<std::uint32_t>(below(rng, 4) == 0 ? rng() : 0),
+          .first_nonfinite = opd::kNoElement,
+          .saturated_count = static_cast<std::uint32_t>(below(rng, 4) == 0 ? rng() : 0),
+          .subnormal_count = static_cast<std::uint32_t>(rng()),
+          .zero_count = static_cast<std::uint32_t>(rng())};
+      if (completion.statistic.nonfinite_count > 0)
+        completion.statistic.first_nonfinite = static_cast<std::uint32_t>(rng());
+      continue;
+    }
+    const std::size_t size = opd::ref::is_known(completion.descriptor.format)
+                                 ? opd::ref::layout_of(completion.descriptor.format).bytes()
+                                 : 1;
+    const std::size_t most =
+        below(rng, 20) == 0 ? std::size_t{600} << 10 : 5000;  // some span several chunks
+    const std::size_t bytes = below(rng, most) / size * size;
+    completion.elements = {pool + below(rng, (kElementPool - bytes) / size) * size, bytes};
+  }
+  return completions;
+}
+
+/// The same batch through the Thrust pipeline on the device, its state in `states`. Elements are on the device.
+void thrust_batch(std::uint32_t first_seq, const std::vector<Completion>& completions,
+                  const opd::DeviceParameters& parameters, const opd::Config& config,
+                  thrust::device_vector<opd::ref::OpState>& states,
+                  std::vector<opd::cuda::Result>& results) {
+  std::vector<opd::ref::Segment> legal;
+  for (std::size_t k = 0; k < completions.size(); ++k) {
+    const Completion& completion = completions[k];
+    const opd::OpDescriptor& descriptor = completion.descriptor;
+    if (descriptor.op >= parameters.num_ops || !opd::ref::is_known(descriptor.format)) continue;
+    legal.push_back(
+        {.descriptor = descriptor,
+         .seq = first_seq + static_cast<std::uint32_t>(k),
+         .elements = completion.elements.data(),
+         .count = completion.elements.size() / opd::ref::layout_of(descriptor.format).bytes(),
+         .statistic = completion.statistic});
+  }
+  const opd::ref::BatchPlan plan = opd::ref::make_plan(std::move(legal), 4096);
+  const thrust::device_vector<opd::ref::Segment> segments(plan.segments.begin(),
+                                                          plan.segments.end());
+  const thrust::device_vector<opd::ref::Chunk> chunks(plan.chunks.begin(), plan.chunks.end());
+  const thrust::device_vector<std::uint32_t> op_begin(plan.op_begin.begin(), plan.op_begin.end());
+  thrust::device_vector<opd::TapSummary> summaries(plan.segments.size());
+  thrust::device_vector<opd::OpRecord> records(plan.segments.size());
+  opd::ref::summarise_segments(thrust::cuda::par, chunks.data().get(), chunks.size(),
+                               segments.data().get(), parameters.counter_width,
+                               summaries.data().get());
+  opd::ref::advance_ops(thrust::cuda::par,
+                        opd::ref::AdvanceOp{segments.data().get(), summaries.data().get(),
+                                            op_begin.data().get(), states.data().get(),
+                                            records.data().get(), config, parameters.counter_width},
+                        plan.op_begin.size() - 1);
+  results.assign(completions.size(), {});
+  std::vector<opd::TapSummary> host_summaries(summaries.size());
+  std::vector<opd::OpRecord> host_records(records.size());
+  thrust::copy(summaries.begin(), summaries.end(), host_summaries.begin());
+  thrust::copy(records.begin(), records.end(), host_records.begin());
+  for (std::size_t s = 0; s < host_records.size(); ++s) {
+    results[host_records[s].seq - first_seq] = {host_records[s], host_summaries[s]};
+  }
+}
+
+struct Tally {
+  std::size_t compared = 0;
+  std::size_t different = 0;
+
+  void compare(bool equal, const char* what, std::uint32_t seq) {
+    ++compared;
+    if (!equal && ++different <= 10) std::printf("MISMATCH %s at seq %u\n", what, seq);
+  }
+};
+
+/// Random batches through CUDA and CPU; every completion is compared.
+Tally compare_batches(std::uint64_t seed, unsigned counter_width) {
+  std::mt19937_64 rng(seed);
+  const opd::DeviceParameters parameters{.num_ops = 37, .counter_width = counter_width};
+  const opd::Config config;
+  CudaReference device(parameters, config, {.completions = kBatchCompletions, .in_flight = 3});
+  opd::ref::CpuReference host(parameters, config);
+  thrust::device_vector<opd::ref::OpState> thrust_states(parameters.num_ops, opd::ref::OpState{});
+
+  const std::vector<std::byte> pool = random_elements(rng);
+  const thrust::device_vector<std::byte> device_pool(pool.begin(), pool.end());
+  const std::byte* device_base = device_pool.data().get();
+  std::vector<std::vector<Completion>>
+      batches;  // as the device sees them: elements at device addresses
+  Tally tally;
+  std::uint32_t fetched_seq = 0;
+  std::size_t fetched = 0;
+  const auto to_host = [&](Completion completion) {
+    if (!completion.elements.empty()) {
+      completion.elements = {pool.data() + (completion.elements.data() - device_base),
+                             completion.elements.size()};
+    }
+    return completion;
+  };
+  const auto fetch_one = [&] {
+    const std::vector<Completion>& batch = batches[fetched++];
+    const std::vector<opd::cuda::Result> results = device.fetch();
+    std::vector<opd::cuda::Result> thrust_results;
+    thrust_batch(fetched_seq, batch, parameters, config, thrust_states, thrust_results);
+    for (std::size_t k = 0; k < batch.size(); ++k) {
+      const Completion completion = to_host(batch[k]);
+      const std::uint32_t seq = fetched_seq + static_cast<std::uint32_t>(k);
+      opd::TapSummary summary;
+      if (opd::ref::is_known(completion.descriptor.format)) {
+        const opd::TapSummary elements =
+            opd::ref::summarise(completion.descriptor.format, completion.elements, counter_width);
+        summary = opd::ref::combine(opd::ref::clamp_summary(completion.statistic, counter_width),
+                                    elements, counter_width);
+      }
+      const std::optional<opd::OpRecord> record =
+          host.complete(seq, completion.descriptor, summary);
+      if (!record) summary = {};
+      tally.compare(results[k].record == record, "record", seq);
+      tally.compare(results[k].summary == summary, "summary", seq);
+      tally.compare(thrust_results[k].record == record, "Thrust record", seq);
+      tally.compare(thrust_results[k].summary == summary, "Thrust summary", seq);
+    }
+    fetched_seq += static_cast<std::uint32_t>(batch.size());
+  };
+  for (unsigned batch = 0; batch < kBatches; ++batch) {
+    batches.push_back(random_batch(rng, device_base, parameters.num_ops, batch));
+    const auto first_seq = static_cast<std::uint32_t>(batch * kBatchCompletions);
+    if (batch % 2 == 0) {
+      device.submit(first_seq, batches.back(), Memory::kDevice);
+    } else {
+      std::vector<Completion> host_batch(batches.back().size());
+      std::transform(batches.back().begin(), batches.back().end(), host_batch.begin(), to_host);
+      device.submit(first_seq, host_batch, Memory::kHost);
+    }
+    if (batch >= 2) fetch_one();  // two batches stay in flight
+  }
+  while (fetched < batches.size()) fetch_one();
+
+  const std::vector<opd::ref::OpState> states = device.states();
+  for (std::size_t op = 0; op < states.size(); ++op) {
+    tally.compare(states[op] == host.states()[op], "state of op", static_cast<std::uint32_t>(op));
+  }
+  tally.compare(device.unseen_count() == host.unseen_count(), "unseen_count", fetched_seq);
+  return tally;
+}
+
+/// Best of kRepeats, seconds, of what `enqueue` puts on the stream.
+template <class Enqueue, class Wait>
+double best_seconds(cudaStream_t stream, Enqueue enqueue, Wait wait) {
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaEventCreate(&begin), "cudaEventCreate");
+  check(cudaEventCreate(&end), "cudaEventCreate");
+  double best = 1e9;
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    check(cudaEventRecord(begin, stream), "cudaEventRecord");
+    enqueue();
+    check(cudaEventRecord(end, stream), "cudaEventRecord");
+    check(cudaEventSynchronize(end), "cudaEventSynchronize");
+    wait();
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+    best = std::min(best, milliseconds * 1e-3);
+  }
+  check(cudaEventDestroy(begin), "cudaEventDestroy");
+  check(cudaEventDestroy(end), "cudaEventDestroy");
+  return best;
+}
+
+void print_bandwidth(std::uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  // Finite values of every format, as a healthy tensor has: the second-highest bit of every byte is clear.
+  std::vector<std::uint64_t> words(kBandwidthBytes / 8);
+  for (std::uint64_t& word : words) word = rng() & 0xBFBFBFBFBFBFBFBFull;
+  const thrust::device_vector<std::uint64_t> elements(words.begin(), words.end());
+  thrust::device_vector<std::uint64_t> copy(words.size());
+  const auto* base = reinterpret_cast<const std::byte*>(elements.data().get());
+
+  CudaReference device({}, {},
+                       {.completions = 64, .element_bytes = kBandwidthBytes, .staging_bytes = 0});
+  const double copied = best_seconds(
+      device.stream(),
+      [&] {
+        check(cudaMemcpyAsync(copy.data().get(), base, kBandwidthBytes, cudaMemcpyDeviceToDevice,
+                              device.stream()),
+              "cudaMemcpyAsync");
+      },
+      [] {});
+  const double copy_rate = 2e-9 * kBandwidthBytes / copied;
+  std::printf("copy           %8.1f GB/s (read + write)\n", copy_rate);
+  std::uint32_t seq = 0;
+  for (unsigned format = 0; format < opd::kFormatNames.size(); ++format) {
+    for (const std::size_t parts : {std::size_t{1}, std::size_t{64}}) {
+      std::vector<Completion> batch(parts);
+      const std::size_t part = kBandwidthBytes / parts;
+      for (std::size_t k = 0; k < parts; ++k) {
+        batch[k].descriptor = {.op = static_cast<std::uint16_t>(k),
+                               .format = static_cast<Format>(format)};
+        batch[k].elements = {base + k * part, part};
+      }
+      const double seconds = best_seconds(
+          device.stream(), [&] { device.submit(seq++ * 64, batch, Memory::kDevice); },
+          [&] { static_cast<void>(device.fetch()); });
+      const double rate = 1e-9 * kBandwidthBytes / seconds;
+      std::printf("%-5s x %2zu ops  %8.1f GB/s  %.2f of copy\n", opd::kFormatNames[format].data(),
+                  parts, rate, rate / copy_rate);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::uint64_t seed = 20240607;
+  if (argc == 2) {
+    char* end = nullptr;
+    seed = std::strtoull(argv[1], &end, 0);
+    if (end == argv[1] || *end != '\0') argc = 3;
+  }
+  if (argc > 2) {
+    std::fprintf(stderr, "usage: opd_cuda_check [seed], an unsigned integer, decimal or 0x hex\n");
+    return 2;
+  }
+  std::string reason;
+  if (!opd::cuda::device_available(&reason)) {
+    std::printf("SKIPPED: %s\n", reason.c_str());
+    return kSkipped;
+  }
+  try {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+    std::printf("device %s, sm_%d%d, seed %llu\n", properties.name, properties.major,
+                properties.minor, static_cast<unsigned long long>(seed));
+    Tally total;
+    for (const unsigned counter_width : {32u, 12u}) {
+      const Tally tally = compare_batches(seed + counter_width, counter_width);
+      total.compared += tally.compared;
+      total.different += tally.different;
+    }
+    std::printf("%zu comparisons, %zu different\n", total.compared, total.different);
+    print_bandwidth(seed);
+    return total.different == 0 && total.compared > 0 ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "opd_cuda_check: %s\n", error.what());
+    return 1;
+  }
+}

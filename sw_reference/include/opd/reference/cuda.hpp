@@ -1,0 +1,90 @@
+#pragma once
+// Software reference on a CUDA device: the functors of the CPU reference, batches of completions, detector
+// state that stays on the device.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "opd/reference/detector.hpp"
+#include "opd/types/device.hpp"
+
+struct CUstream_st;  // cudaStream_t is CUstream_st*; this header needs no CUDA toolkit
+
+namespace opd::cuda {
+
+/// True when a CUDA device can be used; otherwise `reason` (if given) says why not. Never throws.
+bool device_available(std::string* reason = nullptr);
+
+/// Where the elements of a batch lie.
+enum class Memory { kHost, kDevice };
+
+/// One completion of a batch. Its summary is that of `elements` and `statistic` together; the default of
+/// either is empty, so a ready statistic has no elements and a tensor has no statistic.
+struct Completion {
+  OpDescriptor descriptor;
+  std::span<const std::byte>
+      elements;  ///< packed, little endian; on the device a multiple of the element size
+  TapSummary statistic;
+};
+
+/// What became of one completion.
+struct Result {
+  std::optional<OpRecord>
+      record;          ///< none for an illegal completion (op >= num_ops, unknown format)
+  TapSummary summary;  ///< clamped to counter_width; default for an illegal completion
+};
+
+/// Sizes that are allocated once, by the constructor.
+struct Limits {
+  std::size_t completions = std::size_t{1} << 16;    ///< per batch, >= 1
+  std::size_t element_bytes = std::size_t{1} << 30;  ///< per batch, host and device elements
+  std::size_t staging_bytes =
+      std::size_t{64}
+      << 20;  ///< pinned, per batch in flight: host elements, each rounded up to 16 bytes
+  unsigned in_flight = 2;  ///< batches submitted and not yet fetched, >= 1
+};
+
+/// Detection unit of all operators on the current CUDA device.
+///
+/// `submit` copies its arguments to pinned memory, enqueues everything on one stream of its own and returns;
+/// only `fetch` and `states` wait.
+/// Errors: std::runtime_error naming the CUDA call, everywhere.
+class CudaReference {
+ public:
+  /// Errors: std::invalid_argument for parameters, configuration or limits out of range.
+  explicit CudaReference(const DeviceParameters& parameters = {}, const Config& config = {},
+                         const Limits& limits = {});
+  ~CudaReference();
+  CudaReference(CudaReference&&) noexcept;
+  CudaReference& operator=(CudaReference&&) noexcept;
+
+  /// Enqueues completions first_seq, first_seq + 1, ... Illegal ones use up their seq and count as unseen.
+  /// Device elements must be complete, or produced on stream(), and stay valid until the batch is fetched.
+  /// Errors: std::invalid_argument when a limit is exceeded, a size is no multiple of the element size or a
+  ///         device address is not aligned to it; std::logic_error when in_flight batches wait to be fetched.
+  void submit(std::uint32_t first_seq, std::span<const Completion> completions,
+              Memory memory = Memory::kHost);
+
+  /// Waits for the oldest batch in flight and returns one result per completion, in the order submitted.
+  /// Errors: std::logic_error when no batch is in flight.
+  std::vector<Result> fetch();
+
+  /// State of every operator after the last batch, indexed by op id. Waits for it.
+  std::vector<ref::OpState> states() const;
+
+  /// Illegal completions submitted so far, saturating.
+  std::uint32_t unseen_count() const;
+
+  /// The stream that all work runs on.
+  CUstream_st* stream() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace opd::cuda
