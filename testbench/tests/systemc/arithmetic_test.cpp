@@ -6,6 +6,7 @@
 #include <random>
 
 #include "elements.hpp"
+#include "fixed_config.hpp"
 #include "opd/sc/downshift_controller.hpp"
 #include "opd/sc/element_statistics.hpp"
 #include "opd/sc/forecast_engine.hpp"
@@ -19,6 +20,7 @@ namespace opd::sc {
 namespace {
 
 using tb::kAllFormats;
+using tb::kFixedConfig;
 
 constexpr std::uint16_t bits(std::initializer_list<Flag> flags) {
   unsigned sum = 0;
@@ -199,7 +201,7 @@ TapSummary nonfinite() {
 }
 
 TEST(SystemcForecastEngine, BaselineByHand) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   ForecastState state;
   EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), state), bits({Flag::kWarmup}));  // 1.0: x = 1
   EXPECT_EQ(state, (ForecastState{4, 1, 0}));                                     // seeded with 4x
@@ -215,7 +217,7 @@ TEST(SystemcForecastEngine, BaselineByHand) {
 }
 
 TEST(SystemcForecastEngine, ASteadyRampLeavesALagOfFifteenSteps) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   ForecastState state;
   OpDescriptor fp32 = kFp16;
   fp32.format = Format::kFp32;
@@ -229,7 +231,7 @@ TEST(SystemcForecastEngine, ASteadyRampLeavesALagOfFifteenSteps) {
 }
 
 TEST(SystemcForecastEngine, ForecastNeedsMoreThanTwiceTheDeviation) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   // 0x7000: x = 13 * 32 + 1 = 417, h = 95: FORECAST when 2d > 380.
   ForecastState at{4 * 417 - 190, 1, 0};
   EXPECT_EQ(engine.detect(kFp16, finite(0x7000), at), bits({Flag::kWarmup}));
@@ -238,7 +240,7 @@ TEST(SystemcForecastEngine, ForecastNeedsMoreThanTwiceTheDeviation) {
 }
 
 TEST(SystemcForecastEngine, ForecastNeedsAHeadroomBelowFourBits) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   ForecastState low{-2000, 1, 0};
   EXPECT_EQ(engine.detect(kFp16, finite(0x6BFF), low), bits({Flag::kWarmup}));  // x = 384, h = 128
   low = {-2000, 1, 0};
@@ -247,12 +249,13 @@ TEST(SystemcForecastEngine, ForecastNeedsAHeadroomBelowFourBits) {
 }
 
 TEST(SystemcForecastEngine, TheFirstSampleHasNoDeviation) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   ForecastState state{-30000, 0, 0};  // a stale baseline after a re-seed
   EXPECT_EQ(engine.detect(kFp16, finite(0x7000), state), bits({Flag::kWarmup}));
   EXPECT_EQ(state, (ForecastState{4 * 417, 1, 0}));
 
-  Config config;  // with the limit below x, even a deviation of 0 is more than a negative headroom
+  Config config =
+      kFixedConfig;  // with the limit below x, even a deviation of 0 is more than a negative headroom
   config.limit_fp16 = 400;
   ForecastState fresh;
   EXPECT_EQ(ForecastEngine{config}.detect(kFp16, finite(0x7000), fresh),
@@ -260,7 +263,7 @@ TEST(SystemcForecastEngine, TheFirstSampleHasNoDeviation) {
 }
 
 TEST(SystemcForecastEngine, CriticalAtOneBitOfHeadroom) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   ForecastState state{4 * 479, 1, 0};
   EXPECT_EQ(engine.detect(kFp16, finite(0x77C0), state),
             bits({Flag::kWarmup}));  // f = 30: x = 479, h = 33
@@ -269,7 +272,7 @@ TEST(SystemcForecastEngine, CriticalAtOneBitOfHeadroom) {
 }
 
 TEST(SystemcForecastEngine, JumpNeedsAnAgeAndThreeBits) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   // 1.0: x = 1, 4x = 4. JUMP when d > 384.
   ForecastState young{4 - 385, 15, 0};
   EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), young), bits({Flag::kWarmup}));
@@ -280,7 +283,7 @@ TEST(SystemcForecastEngine, JumpNeedsAnAgeAndThreeBits) {
 }
 
 TEST(SystemcForecastEngine, TheScaleIsTakenOutOfTheBaselineOnly) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   OpDescriptor scaled = kFp16;
   scaled.scale_log2 = 10;
   ForecastState state;
@@ -297,7 +300,7 @@ TEST(SystemcForecastEngine, TheScaleIsTakenOutOfTheBaselineOnly) {
 }
 
 TEST(SystemcForecastEngine, NonfiniteFreezesAndReseeds) {
-  Config config;
+  Config config = kFixedConfig;
   config.baseline_reseed_run = 3;
   const ForecastEngine engine{config};
   ForecastState state{100, 20, 0};
@@ -314,7 +317,7 @@ TEST(SystemcForecastEngine, NonfiniteFreezesAndReseeds) {
 }
 
 TEST(SystemcForecastEngine, ARunOfZeroNeverReseedsAndTheRunSaturates) {
-  Config config;
+  Config config = kFixedConfig;
   config.baseline_reseed_run = 0;
   const ForecastEngine engine{config};
   ForecastState state{100, 20, 0};
@@ -323,14 +326,14 @@ TEST(SystemcForecastEngine, ARunOfZeroNeverReseedsAndTheRunSaturates) {
 }
 
 TEST(SystemcForecastEngine, AnEmptySampleChangesTheRunOnly) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   ForecastState state{100, 20, 7};
   EXPECT_EQ(engine.detect(kFp16, TapSummary{}, state), 0);
   EXPECT_EQ(state, (ForecastState{100, 20, 0}));
 }
 
 TEST(SystemcForecastEngine, WarmupAndAgeEnd) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   ForecastState state;
   for (int i = 0; i < 300; ++i) {
     EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), state), i < 16 ? bits({Flag::kWarmup}) : 0) << i;
@@ -339,7 +342,7 @@ TEST(SystemcForecastEngine, WarmupAndAgeEnd) {
 }
 
 TEST(SystemcForecastEngine, SaturatedStandsBesideEveryOtherFlag) {
-  const ForecastEngine engine{Config{}};
+  const ForecastEngine engine{kFixedConfig};
   ForecastState state{2048, 20, 0};
   TapSummary summary = finite(0x7BFF);
   summary.saturated_count = 1;
@@ -349,7 +352,7 @@ TEST(SystemcForecastEngine, SaturatedStandsBesideEveryOtherFlag) {
 }
 
 TEST(SystemcRisk, IsTheSaturatingSumOfWeights) {
-  const Config config;
+  const Config config = kFixedConfig;
   EXPECT_EQ(risk(config, 0), 0);
   EXPECT_EQ(risk(config, bits({Flag::kWarmup})), 0);
   EXPECT_EQ(risk(config, bits({Flag::kCritical})), 127);
@@ -392,7 +395,7 @@ constexpr std::uint16_t kQuiet = flag_bit(Flag::kWarmup);  // a status does not 
 constexpr std::uint16_t kAlarm = flag_bit(Flag::kCritical);
 constexpr std::uint16_t kInf = flag_bit(Flag::kNonfinite);
 
-// Defaults: risk_stable 128, risk_safe 255, quiet_steps 64, safe_steps 8.
+// With risk_stable 128, risk_safe 255, quiet_steps 64, safe_steps 8:
 constexpr Row kRows[] = {
     {"FAST nonfinite", Mode::kFast, 0, 1, kInf, 0, Mode::kStable, 0, Cause::kNonfinite},
     {"FAST risk", Mode::kFast, 0, 1, kAlarm, 128, Mode::kStable, 0, Cause::kRisk},
@@ -415,7 +418,7 @@ constexpr Row kRows[] = {
 };
 
 TEST(SystemcDownshiftController, EveryRowOfTheTable) {
-  const DownshiftController controller{Config{}};
+  const DownshiftController controller{kFixedConfig};
   int compared = 0;
   for (const Row& row : kRows) {
     ControllerState state{row.timer, 200};
@@ -431,7 +434,7 @@ TEST(SystemcDownshiftController, EveryRowOfTheTable) {
 }
 
 TEST(SystemcDownshiftController, TheTimerSaturates) {
-  Config config;
+  Config config = kFixedConfig;
   config.quiet_steps = 255;
   config.safe_steps = 255;
   const DownshiftController controller{config};
@@ -456,7 +459,7 @@ TEST(SystemcDownshiftController, ElapsedStepsAreASignedByte) {
 }
 
 TEST(SystemcDownshiftController, AllFlagsButWarmupBreakAQuietPeriod) {
-  const DownshiftController controller{Config{}};
+  const DownshiftController controller{kFixedConfig};
   int compared = 0;
   for (unsigned flag = 0; flag < 8; ++flag, ++compared) {
     ControllerState state{10, 0};

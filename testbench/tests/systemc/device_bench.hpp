@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "elements.hpp"
+#include "fixed_config.hpp"
 #include "opd/sc/device.hpp"
 
 namespace opd::tb {
@@ -13,7 +14,7 @@ namespace opd::tb {
 /// One edge: inputs are what it samples, outputs what is on the pins at that moment.
 class DeviceBench {
  public:
-  explicit DeviceBench(const DeviceParameters& parameters = {}, const Config& config = {})
+  explicit DeviceBench(const DeviceParameters& parameters = {}, const Config& config = kFixedConfig)
       : device_("device", parameters, config) {
     device_.clk(clk_);
     device_.rst_n(rst_n);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "elements.hpp"
+#include "fixed_config.hpp"
 #include "opd/sc/device.hpp"
 #include "opd/sc/vector_unit.hpp"
 
@@ -29,7 +30,7 @@ struct SampledBeat {
 class UnitBench {
  public:
   UnitBench(std::vector<sc::Operation> operations, const sc::VectorUnitParameters& unit,
-            const DeviceParameters& device = {}, const Config& config = {})
+            const DeviceParameters& device = {}, const Config& config = kFixedConfig)
       : operations_(std::move(operations)),
         device_("device", device, config),
         unit_(

@@ -1,0 +1,373 @@
+// The loosely timed pair: equal records, annotated time, and TLM-2.0 error responses.
+#include <gtest/gtest.h>
+#include <tlm_utils/simple_initiator_socket.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "opd/sc/loosely_timed_device.hpp"
+#include "opd/sc/loosely_timed_unit.hpp"
+#include "unit_bench.hpp"
+
+namespace opd::tb {
+namespace {
+
+using sc::LooselyTimedDevice;
+using sc::LooselyTimedUnit;
+using sc::Operation;
+
+/// The loosely timed pair over a list of operations.
+class LooselyTimedBench {
+ public:
+  LooselyTimedBench(std::vector<Operation> operations, const sc::LooselyTimedUnitParameters& unit,
+                    const DeviceParameters& device = {}, const Config& config = kFixedConfig)
+      : operations_(std::move(operations)),
+        device_("lt_device", device, config, unit.clock_period),
+        unit_(
+            "lt_unit", unit,
+            [this](Operation& operation) {
+              if (next_ == operations_.size()) return false;
+              operation = operations_[next_++];
+              return true;
+            },
+            [this](const OpRecord& record, const TapCounts& tap_counts) {
+              records.push_back(record);
+              counts.push_back(tap_counts);
+            },
+            [this](std::uint64_t tag, std::uint64_t issue, std::uint64_t last, Mode mode) {
+              completions.push_back({tag, issue, last, mode});
+            }) {
+    unit_.socket.bind(device_.socket);
+  }
+
+  void restart(std::vector<Operation> operations) {
+    operations_ = std::move(operations);
+    next_ = 0;
+    unit_.restart();
+  }
+  bool done() const { return unit_.done(); }
+
+  std::vector<OpRecord> records;
+  std::vector<TapCounts> counts;
+  std::vector<ReportedCompletion> completions;
+
+ private:
+  std::vector<Operation> operations_;
+  std::size_t next_ = 0;
+  LooselyTimedDevice device_;
+  LooselyTimedUnit unit_;
+};
+
+class SystemcLooselyTimedRandom : public testing::TestWithParam<unsigned> {};
+
+// The cycle-accurate pair runs first; its operators then run loosely timed in the order of their completions.
+TEST_P(SystemcLooselyTimedRandom, RecordsEqualTheCycleAccurateOnes) {
+  const unsigned streams = GetParam();
+  const std::uint64_t seed = case_seed(900 + streams);
+  SCOPED_TRACE("OPD_SEED=" + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  OperationList list = OperationList::random(rng, 4000, 16, 700);
+  // No operator may meet a full queue here: the loosely timed device has none.
+  const DeviceParameters device{.num_ops = 16,
+                                .datapath_width = 256,
+                                .num_streams = 4,
+                                .queue_depth = 255,
+                                .counter_width = 7};
+  unsigned illegal = 0;
+  for (const Operation& operation : list.operations) illegal += operation.descriptor.op == 16;
+
+  LooselyTimedBench loose({}, {}, device);  // both before the simulation starts
+  UnitBench accurate(list.operations, {.lane_latency = 4, .bubbles = 2, .streams = streams},
+                     device);
+  ASSERT_TRUE(accurate.run());
+  ASSERT_EQ(accurate.unseen_count(), illegal);
+  ASSERT_GT(illegal, 0u);
+
+  std::vector<Operation> in_order;
+  for (const ReportedCompletion& completion : accurate.completions)
+    in_order.push_back(list.operations[completion.tag]);
+  loose.restart(in_order);
+  sc_core::sc_start(1, sc_core::SC_MS);
+  ASSERT_TRUE(loose.done());
+
+  ASSERT_EQ(loose.records.size(), accurate.records.size());
+  ASSERT_EQ(loose.records.size() + illegal, list.operations.size());
+  std::size_t compared = 0;
+  unsigned downshifts = 0;
+  for (std::size_t i = 0; i < loose.records.size(); ++i, ++compared) {
+    ASSERT_EQ(loose.records[i], accurate.records[i]) << "seq " << loose.records[i].seq;
+    ASSERT_EQ(loose.counts[i], accurate.counts[i]) << "seq " << loose.records[i].seq;
+    downshifts += loose.records[i].cause != 0;
+  }
+  EXPECT_GT(compared, 3500u);
+  EXPECT_GT(downshifts, 100u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Streams, SystemcLooselyTimedRandom, testing::Values(1u, 4u));
+
+std::vector<std::byte> ones(std::size_t bytes) {
+  std::vector<std::byte> elements(bytes);
+  for (std::size_t i = 1; i < bytes; i += 2) elements[i] = std::byte{0x3C};
+  return elements;
+}
+
+TEST(SystemcLooselyTimed, TimeIsBeatsAndBubbles) {
+  const auto elements = ones(640);
+  const auto of = [&elements](std::size_t bytes, std::uint64_t tag) {
+    return Operation{.descriptor = {.op = 1},
+                     .elements = std::span(elements).first(bytes),
+                     .statistic = {},
+                     .tag = tag};
+  };
+  Operation statistic = of(0, 3);
+  statistic.statistic = TapSummary{.max_mag = 1};
+  // 640, 66, 0 bytes and a statistic: 10, 2, 1 and 1 clocks, 5 more after each.
+  LooselyTimedBench bench({of(640, 0), of(66, 1), of(0, 2), statistic},
+                          {.bubbles = 5, .clock_period = sc_core::sc_time(2, sc_core::SC_NS)});
+  tlm::tlm_global_quantum::instance().set(sc_core::sc_time(1, sc_core::SC_US));
+  sc_core::sc_start();
+  EXPECT_TRUE(bench.done());
+  EXPECT_EQ(sc_core::sc_time_stamp(),
+            sc_core::sc_time(2 * (10 + 2 + 1 + 1 + 4 * 5), sc_core::SC_NS));
+  EXPECT_EQ(bench.completions, (std::vector<ReportedCompletion>{{0, 0, 10, Mode::kFast},
+                                                                {1, 15, 17, Mode::kFast},
+                                                                {2, 22, 23, Mode::kFast},
+                                                                {3, 28, 29, Mode::kFast}}));
+  ASSERT_EQ(bench.records.size(), 4u);
+  EXPECT_EQ(bench.counts[0].element_count, 320u);
+}
+
+TEST(SystemcLooselyTimed, EachOperatorSeesTheModeOfTheOneBefore) {
+  auto bad = ones(64);
+  bad[1] = std::byte{0x7C};
+  const Operation operation{.descriptor = {.op = 3}, .elements = bad, .statistic = {}, .tag = 0};
+  Operation illegal = operation;
+  illegal.descriptor.op = 300;  // no mode register: it runs FAST
+  LooselyTimedBench bench({operation, operation, illegal, operation}, {});
+  sc_core::sc_start();
+  ASSERT_EQ(bench.completions.size(), 4u);
+  EXPECT_EQ(bench.completions[0].mode, Mode::kFast);
+  EXPECT_EQ(bench.completions[1].mode, Mode::kStable);
+  EXPECT_EQ(bench.completions[2].mode, Mode::kFast);
+  EXPECT_EQ(bench.completions[3].mode, Mode::kSafe);
+  ASSERT_EQ(bench.records.size(), 3u);
+  EXPECT_EQ(bench.records[2].seq, 3u);
+}
+
+TEST(SystemcLooselyTimed, ElementsThatAreNotWholeAreFatal) {
+  const auto elements = ones(64);
+  LooselyTimedBench bench(
+      {Operation{
+          .descriptor = {.op = 3}, .elements = std::span(elements).first(5), .statistic = {}}},
+      {});
+  try {
+    sc_core::sc_start();
+    FAIL() << "accepted";
+  } catch (const sc_core::sc_report& report) {
+    EXPECT_STREQ(report.get_msg_type(), "/opd/loosely_timed_unit/response");
+  }
+}
+
+// --- The target alone ----------------------------------------------------------------------------
+
+/// An initiator that does one transaction at a time.
+class Master : public sc_core::sc_module {
+ public:
+  tlm_utils::simple_initiator_socket<Master> socket{"socket"};
+
+  explicit Master(sc_core::sc_module_name name) : sc_core::sc_module(name) {}
+
+  tlm::tlm_response_status transport(tlm::tlm_generic_payload& transaction) {
+    transaction.set_response_status(tlm::TLM_INCOMPLETE_RESPONSE);
+    socket->b_transport(transaction, delay);
+    return transaction.get_response_status();
+  }
+
+  tlm::tlm_response_status read(sc_dt::uint64 address, void* data, unsigned length) {
+    tlm::tlm_generic_payload transaction;
+    fill(transaction, tlm::TLM_READ_COMMAND, address, data, length);
+    return transport(transaction);
+  }
+
+  std::uint32_t word(sc_dt::uint64 address) {
+    std::uint32_t value = 0xDEADBEEF;
+    EXPECT_EQ(read(address, &value, 4), tlm::TLM_OK_RESPONSE) << address;
+    return value;
+  }
+
+  tlm::tlm_response_status operate(const OpDescriptor& descriptor,
+                                   std::vector<std::byte> elements) {
+    sc::OperationExtension extension;
+    extension.descriptor = descriptor;
+    tlm::tlm_generic_payload transaction;
+    fill(transaction, tlm::TLM_WRITE_COMMAND, LooselyTimedDevice::kOperationAddress,
+         elements.data(), static_cast<unsigned>(elements.size()));
+    transaction.set_extension(&extension);
+    const auto status = transport(transaction);
+    transaction.clear_extension(&extension);
+    return status;
+  }
+
+  static void fill(tlm::tlm_generic_payload& transaction, tlm::tlm_command command,
+                   sc_dt::uint64 address, void* data, unsigned length) {
+    transaction.set_command(command);
+    transaction.set_address(address);
+    transaction.set_data_ptr(static_cast<unsigned char*>(data));
+    transaction.set_data_length(length);
+    transaction.set_streaming_width(length);
+  }
+
+  sc_core::sc_time delay;
+};
+
+struct Target {
+  explicit Target(const DeviceParameters& parameters = {.num_ops = 8})
+      : device("device", parameters, kFixedConfig) {
+    master.socket.bind(device.socket);
+    sc_core::sc_start(sc_core::SC_ZERO_TIME);
+  }
+  LooselyTimedDevice device;
+  Master master{"master"};
+};
+
+TEST(SystemcLooselyTimedDevice, ErrorResponsesAndNothingChanges) {
+  Target target;
+  Master& master = target.master;
+  ASSERT_EQ(master.operate({.op = 1}, ones(64)), tlm::TLM_OK_RESPONSE);  // one record waits
+  ASSERT_EQ(master.operate({.op = 9}, ones(64)), tlm::TLM_OK_RESPONSE);  // one is unseen
+  const sc_core::sc_time delay_before = master.delay;
+  ASSERT_EQ(delay_before, sc_core::sc_time(2, sc_core::SC_NS));
+
+  constexpr auto kRead = tlm::TLM_READ_COMMAND;
+  constexpr auto kWrite = tlm::TLM_WRITE_COMMAND;
+  constexpr auto kIgnore = tlm::TLM_IGNORE_COMMAND;
+  enum class Extra { kNone, kExtension, kStatistic, kNoData, kByteEnable, kNarrowStream };
+  const struct {
+    const char* what;
+    tlm::tlm_command command;
+    sc_dt::uint64 address;
+    unsigned length;
+    Extra extra;
+    tlm::tlm_response_status expected;
+  } bad[] = {
+      {"no such address", kRead, 0x40, 4, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
+      {"between registers", kRead, 0x102, 4, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
+      {"after the registers", kRead, 0x158, 4, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
+      {"after the modes", kRead, 0x10008, 1, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
+      {"modes past the last", kRead, 0x10007, 2, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
+      {"far away", kRead, ~sc_dt::uint64{0}, 1, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
+      {"read of OPERATION", kRead, 0, 64, Extra::kExtension, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"write of a mode", kWrite, 0x10001, 1, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"write of a register", kWrite, 0x120, 4, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"write of RECORD", kWrite, 0x20, 44, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"ignore at RECORD", kIgnore, 0x20, 44, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"statistic with elements", kWrite, 0, 64, Extra::kStatistic,
+       tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"no extension", kWrite, 0, 64, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"empty, no extension", kIgnore, 0, 0, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"no data array", kWrite, 0, 64, Extra::kNoData, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"half an element", kWrite, 0, 63, Extra::kExtension, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"write of nothing", kWrite, 0, 0, Extra::kExtension, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"narrow stream", kWrite, 0, 64, Extra::kNarrowStream, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"half a register", kRead, 0x120, 2, Extra::kNone, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"two registers", kRead, 0x100, 8, Extra::kNone, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"half a record", kRead, 0x20, 32, Extra::kNone, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"more records than wait", kRead, 0x20, 88, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"byte enables", kRead, 0x120, 4, Extra::kByteEnable, tlm::TLM_BYTE_ENABLE_ERROR_RESPONSE},
+  };
+  int compared = 0;
+  for (const auto& row : bad) {
+    std::vector<std::byte> data = ones(128);
+    const std::vector<std::byte> data_before = data;
+    sc::OperationExtension extension;
+    extension.descriptor = {.op = 2};
+    if (row.extra == Extra::kStatistic) extension.statistic = TapSummary{};
+    unsigned char enables = 0xFF;
+    tlm::tlm_generic_payload transaction;
+    Master::fill(transaction, row.command, row.address,
+                 row.extra == Extra::kNoData ? nullptr : data.data(), row.length);
+    if (row.extra != Extra::kNone) transaction.set_extension(&extension);
+    if (row.extra == Extra::kNarrowStream) transaction.set_streaming_width(row.length / 2);
+    if (row.extra == Extra::kByteEnable) {
+      transaction.set_byte_enable_ptr(&enables);
+      transaction.set_byte_enable_length(1);
+    }
+    EXPECT_EQ(master.transport(transaction), row.expected) << row.what;
+    transaction.clear_extension(&extension);
+    EXPECT_EQ(data, data_before) << row.what;
+    EXPECT_EQ(master.delay, delay_before) << row.what;
+    EXPECT_EQ(master.word(LooselyTimedDevice::kRecordLevelAddress), 1u) << row.what;
+    EXPECT_EQ(master.word(LooselyTimedDevice::kUnseenCountAddress), 1u) << row.what;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 23);
+
+  ASSERT_EQ(master.operate({.op = 2}, ones(64)), tlm::TLM_OK_RESPONSE);
+  sc::RecordEntry entries[2];
+  ASSERT_EQ(master.read(LooselyTimedDevice::kRecordAddress, entries, sizeof(entries)),
+            tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(entries[0].record.seq, 0u);
+  EXPECT_EQ(entries[1].record.seq, 2u);  // no bad transaction used up a seq
+  EXPECT_EQ(entries[1].record.op, 2);
+  EXPECT_EQ(entries[1].counts, (TapCounts{32, 0, 0}));
+  EXPECT_EQ(master.word(LooselyTimedDevice::kRecordLevelAddress), 0u);
+}
+
+TEST(SystemcLooselyTimedDevice, ConfigurationRegistersAreReadable) {
+  Target target;
+  Master& master = target.master;
+  EXPECT_EQ(master.word(0x100), 512u);
+  EXPECT_EQ(master.word(0x120), 4u | 16u << 8 | 16u << 16);
+  EXPECT_EQ(master.word(0x124), 128u | 1u << 16);
+  EXPECT_EQ(master.word(0x128), 32u);
+  EXPECT_EQ(master.word(0x12C), 96u | 16u << 16);
+  EXPECT_EQ(master.word(0x140), 128u << 16 | 127u << 24);
+  EXPECT_EQ(master.word(0x144), 128u | 255u << 8 | 128u << 16);
+  EXPECT_EQ(master.word(0x150), 128u | 255u << 8);
+  EXPECT_EQ(master.word(0x154), 64u | 8u << 8);
+}
+
+TEST(SystemcLooselyTimedDevice, ModesCanBeReadInARowAndResetEmptiesEverything) {
+  Target target;
+  Master& master = target.master;
+  auto bad = ones(64);
+  bad[1] = std::byte{0x7C};
+  ASSERT_EQ(master.operate({.op = 6}, bad), tlm::TLM_OK_RESPONSE);
+  ASSERT_EQ(master.operate({.op = 7}, bad), tlm::TLM_OK_RESPONSE);
+  ASSERT_EQ(master.operate({.op = 7}, bad), tlm::TLM_OK_RESPONSE);
+  ASSERT_EQ(master.operate({.op = 8}, bad), tlm::TLM_OK_RESPONSE);
+  std::vector<std::uint8_t> modes(8, 0xEE);
+  ASSERT_EQ(master.read(LooselyTimedDevice::kModeAddress, modes.data(), 8), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(modes, (std::vector<std::uint8_t>{0, 0, 0, 0, 0, 0, 1, 2}));
+
+  target.device.reset();
+  ASSERT_EQ(master.read(LooselyTimedDevice::kModeAddress, modes.data(), 8), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(modes, std::vector<std::uint8_t>(8, 0));
+  EXPECT_EQ(master.word(LooselyTimedDevice::kRecordLevelAddress), 0u);
+  EXPECT_EQ(master.word(LooselyTimedDevice::kUnseenCountAddress), 0u);
+}
+
+TEST(SystemcLooselyTimedFatal, ParametersOfTheDevice) {
+  try {
+    LooselyTimedDevice device("device", {.counter_width = 1}, {});
+    FAIL() << "accepted";
+  } catch (const sc_core::sc_report& report) {
+    EXPECT_STREQ(report.get_msg_type(), "/opd/device/parameters");
+    EXPECT_STREQ(report.get_msg(), "counter_width = 1: must be 2..32");
+  }
+}
+
+TEST(SystemcLooselyTimedFatal, ParametersOfTheUnit) {
+  try {
+    LooselyTimedUnit unit("unit", {.bubbles = 65536}, {}, {}, {});
+    FAIL() << "accepted";
+  } catch (const sc_core::sc_report& report) {
+    EXPECT_STREQ(report.get_msg_type(), "/opd/loosely_timed_unit/parameters");
+    EXPECT_STREQ(report.get_msg(), "bubbles = 65536: must be 0..65535");
+  }
+}
+
+}  // namespace
+}  // namespace opd::tb
