@@ -1,0 +1,337 @@
+"""The opd program as its user meets it: replay, cross-check, planted faults, bad input (exit 2), mismatch (exit 1).
+
+Testplan: SYS-01 shipped traces, SYS-02 planted fault per path, SYS-03 bad input, SYS-04 unusual streams, SYS-05 scripts.
+"""
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opd.registers import Flag, Mode
+from opd.report import read_records
+from opd.trace import Probe, Trace, TraceWriter, element_statistics
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = Path(os.environ.get("OPD_PROGRAM", ROOT / "build" / "opd"))
+SHIPPED = sorted((ROOT / "traces" / "captured").glob("*.safetensors"))
+LOCKSTEP_PATHS = ["rtl", "systemc", "systemc-lt", "cpu"]
+
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="the opd program is not built (scripts/setup)")
+
+
+def opd(*arguments, expect: int = 0) -> subprocess.CompletedProcess:
+    result = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == expect, f"exit {result.returncode}\n{result.stdout}\n{result.stderr}"
+    return result
+
+
+def small_trace(steps: int = 24, name: str = "small", raw: bool = True, formats=("FP16", "FP16", "BF16", "E4M3", "E5M2", "FP32"),
+                scale: float = 1.0) -> TraceWriter:
+    """A trace of every format: normally distributed elements, raw at every third step."""
+    from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
+
+    numpy_of = {"FP16": np.float16, "BF16": bfloat16, "E4M3": float8_e4m3fn, "E5M2": float8_e5m2, "FP32": np.float32}
+    probes = [Probe(f"op{i}", "gradient" if i == 1 else "activation", f, (3, 5 + 40 * i)) for i, f in enumerate(formats)]
+    writer = TraceWriter(name, "data", probes)
+    rng = np.random.default_rng(7)
+    for step in range(steps):
+        with np.errstate(over="ignore"):  # infinities are wanted when the scale is large
+            rows = {p.name: (rng.normal(size=p.shape) * scale).astype(numpy_of[p.format]) for p in probes}
+        statistics = [element_statistics(rows[p.name]) for p in probes]
+        members = {key: np.array([s[key] for s in statistics], np.float32 if key == "max_abs" else np.int64)
+                   for key in ("max_abs", "nonfinite", "saturated", "subnormal", "zero")}
+        writer.add_step(step, raw=rows if raw and step % 3 == 0 else None, loss=np.float32(1.0), loss_scale=np.float32(1024.0),
+                        **members)
+    return writer
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "small.safetensors"
+    small_trace().write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory) -> tuple[Path, dict, str]:
+    out = tmp_path_factory.mktemp("shipped")
+    result = opd("replay", *SHIPPED, "--out", out)
+    return out, json.loads((out / "summary.json").read_text()), result.stdout
+
+
+# --- SYS-01: the shipped traces -------------------------------------------------------------------------------------------
+
+def test_shipped_traces_are_equal_in_every_path(shipped):
+    _, summary, stdout = shipped
+    assert summary["mismatches"] == 0 and "0 mismatches" in stdout
+    assert len(summary["traces"]) >= 3
+    assert summary["beats_compared"] >= 250_000
+    assert summary["records_compared"] >= 10_000
+    assert summary["cycles_compared"] > summary["beats_compared"]
+    for trace in summary["traces"]:
+        assert set(LOCKSTEP_PATHS) <= set(trace["paths"])
+        assert trace["kind"] == "raw" and trace["records_compared"] == trace["steps"] * trace["probes"]
+        assert "cuda" in trace["paths"] or trace["paths_skipped"]["cuda"]
+
+
+def test_shipped_traces_decide_within_four_cycles_without_a_stall(shipped):
+    _, summary, _ = shipped
+    for trace in summary["traces"]:
+        assert trace["reaction_cycles"] == 4
+        for path in trace["reaction_and_overhead"]:
+            if path["path"] in ("rtl", "systemc"):
+                assert path["stall_cycles"] == 0 and path["unseen"] == 0
+                assert path["reaction"]["cycles"]["maximum"] <= 4
+
+
+def test_healthy_run_raises_nothing(shipped):
+    _, summary, _ = shipped
+    healthy = next(t for t in summary["traces"] if t["label"] == "healthy")
+    assert healthy["detection"]["records_with_alarm_flags"] == 0
+    assert healthy["detection"]["alarms"] == 0 and healthy["detection"]["downshifts"] == 0
+    assert healthy["lead_steps"] is None
+
+
+def test_overflow_run_is_warned_about_and_in_stable(shipped):
+    _, summary, _ = shipped
+    overflow = next(t for t in summary["traces"] if t["label"] == "gradual")
+    trace = Trace.read(ROOT / "traces" / "captured" / overflow["file"])
+    assert overflow["first_incident"]["step"] == trace.first_bad_step
+    assert overflow["first_incident"]["probe"] == trace.first_bad_op
+    assert overflow["lead_steps"] >= 10
+    assert overflow["first_incident"]["mode_before"] == "STABLE"
+
+
+def test_near_limit_run_never_overflows(shipped):
+    _, summary, _ = shipped
+    near = next(t for t in summary["traces"] if t["label"] == "near-limit")
+    assert near["incidents"] == [] and near["detection"]["flags"]["NONFINITE"] == 0
+
+
+def test_records_on_disk_are_those_of_the_trace(shipped):
+    out, summary, _ = shipped
+    for entry in summary["traces"]:
+        trace = Trace.read(ROOT / "traces" / "captured" / entry["file"])
+        streams = [read_records(out / f"{entry['name']}.{path}.records") for path in entry["paths"]]
+        for stream in streams[1:]:
+            assert stream.tobytes() == streams[0].tobytes()
+        records = streams[0]
+        assert len(records) == trace.max_abs.size
+        shape = trace.max_abs.shape
+        assert (records["nonfinite_count"].reshape(shape) == trace.nonfinite).all()
+        magnitude = trace.max_abs.astype(np.float16).view(np.uint16)
+        assert (records["max_mag"].reshape(shape) == magnitude).all()
+        nonfinite = (records["flags"] >> Flag.NONFINITE & 1).astype(bool)
+        assert (nonfinite == (records["nonfinite_count"] > 0)).all()
+        assert not (records["mode"][nonfinite] == Mode.FAST).any()
+
+
+# --- SYS-02: the check bites ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("path", LOCKSTEP_PATHS)
+def test_a_fault_in_each_path_is_found_and_named(path, small, tmp_path):
+    result = opd("replay", small, "--out", tmp_path, "--plant-fault", path, expect=1)
+    line = next(line for line in result.stdout.splitlines() if line.startswith("MISMATCH"))
+    assert re.search(r"op 0 \(op0\), step 16, seq 96: flags: ", line), line
+    assert f"{path} = " in line and "WARMUP" in line
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["mismatches"] > 0
+    divergence = summary["traces"][0]["first_divergence"]
+    assert (divergence["op"], divergence["step"], divergence["seq"], divergence["field"]) == (0, 16, 96, "flags")
+    assert path in divergence["paths"]
+    assert "report.html" in result.stdout and (tmp_path / "report.html").stat().st_size > 10_000
+    waveform = tmp_path / "small.fst"
+    assert divergence["cycle"] > 0 and waveform.stat().st_size > 1000
+    assert waveform.read_bytes()[0] == 0  # FST header block
+
+
+# --- SYS-03: bad input ----------------------------------------------------------------------------------------------------
+
+def corrupted(small: Path, tmp_path: Path, name: str, data: bytes) -> Path:
+    path = tmp_path / name
+    path.write_bytes(data)
+    return path
+
+
+def test_missing_file(tmp_path):
+    result = opd("replay", tmp_path / "none.safetensors", expect=2)
+    assert "none.safetensors" in result.stderr
+
+
+def test_wrong_format(small, tmp_path):
+    result = opd("replay", corrupted(small, tmp_path, "text.safetensors", b"step,loss\n1,2.0\n" * 50), expect=2)
+    assert "text.safetensors" in result.stderr
+
+
+def test_truncated_header(small, tmp_path):
+    result = opd("replay", corrupted(small, tmp_path, "cut.safetensors", small.read_bytes()[:100]), expect=2)
+    assert "cut.safetensors" in result.stderr and "header" in result.stderr
+
+
+def edited(small: Path, tmp_path: Path, old: bytes, new: bytes) -> Path:
+    assert len(old) == len(new)
+    data = small.read_bytes()
+    assert old in data
+    return corrupted(small, tmp_path, "edited.safetensors", data.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("old, new, words", [
+    (b'"dtype":"F32","shape":[24,6]', b'"dtype":"I32","shape":[24,6]', ["edited.safetensors", "dtype"]),
+    (b'\\"E5M2\\"', b'\\"E6M1\\"', ["edited.safetensors", "E6M1", "FP16"]),
+    (b'"opd-trace"', b'"opd-trick"', ["edited.safetensors", "format"]),
+    (b'[3,45]', b'[0,45]', ["edited.safetensors", "probes[1].shape", "without elements"]),
+    (b'"raw/op2"', b'"raw/xx2"', ["edited.safetensors", "xx2"]),
+])
+def test_edited_headers(small, tmp_path, old, new, words):
+    stderr = opd("replay", edited(small, tmp_path, old, new), expect=2).stderr
+    for word in words:
+        assert word in stderr, stderr
+
+
+def with_tensor(small: Path, tmp_path: Path, name: str, change) -> Path:
+    """A copy of the trace with the bytes of one tensor changed."""
+    data = bytearray(small.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + length])
+    begin, end = header[name]["data_offsets"]
+    data[8 + length + begin:8 + length + end] = change(bytes(data[8 + length + begin:8 + length + end]))
+    return corrupted(small, tmp_path, "edited.safetensors", bytes(data))
+
+
+def test_nan_in_statistics(small, tmp_path):
+    bad = with_tensor(small, tmp_path, "max_abs", lambda b: np.full(1, np.nan, np.float32).tobytes() + b[4:])
+    stderr = opd("replay", bad, expect=2).stderr
+    assert "max_abs" in stderr and "op0" in stderr
+
+
+def test_step_going_backwards(small, tmp_path):
+    bad = with_tensor(small, tmp_path, "step", lambda b: b[8:16] + b[:8] + b[16:])
+    assert "step" in opd("replay", bad, expect=2).stderr
+
+
+def test_elements_that_contradict_their_statistics(small, tmp_path):
+    bad = with_tensor(small, tmp_path, "raw/op0", lambda b: b"\xff\x7b" + b[2:])
+    stderr = opd("replay", bad, expect=2).stderr
+    assert "raw/op0" in stderr and "step 0" in stderr
+
+
+def test_more_ops_than_the_device_has(tmp_path):
+    probes = [Probe(f"op{i}", "activation", "FP16", (4,)) for i in range(257)]
+    writer = TraceWriter("wide", "data", probes)
+    writer.add_step(0, max_abs=np.ones(257, np.float32), nonfinite=np.zeros(257, np.int64))
+    writer.write(tmp_path / "wide.safetensors")
+    stderr = opd("replay", tmp_path / "wide.safetensors", expect=2).stderr
+    assert "257 probes" in stderr and "256 operators" in stderr and "OPD_NUM_OPS" in stderr
+
+
+def test_two_traces_of_one_name(small, tmp_path):
+    twin = corrupted(small, tmp_path, "twin.safetensors", small.read_bytes())
+    stderr = opd("replay", small, twin, expect=2).stderr
+    assert "twin.safetensors" in stderr and "name" in stderr
+
+
+def test_unwritable_output_folder(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    stderr = opd("replay", small, "--out", tmp_path / "file" / "out", expect=2).stderr
+    assert "--out" in stderr and "writable" in stderr
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--paths", "rtl,fpga"], ["fpga", "systemc"]),
+    (["--set", "baseline_shift=9"], ["baseline_shift", "1..8"]),
+    (["--set", "baseline_shift=four"], ["four", "1..8"]),
+    (["--set", "window=4"], ["window", "baseline_shift"]),
+    (["--streams", "5"], ["--streams", "1..4"]),
+    (["--bubbles", "-1"], ["--bubbles"]),
+    (["--plant-fault", "gpu"], ["--plant-fault", "cpu"]),
+    (["--waveform", "5:1", "--out", "OUT"], ["--waveform", "FIRST:LAST"]),
+    (["--nonsense"], ["--nonsense"]),
+])
+def test_bad_arguments(small, tmp_path, arguments, words):
+    stderr = opd("replay", small, *[tmp_path if a == "OUT" else a for a in arguments], expect=2).stderr
+    for word in words:
+        assert word in stderr, stderr
+
+
+def test_no_command_is_bad_usage():
+    assert "subcommand" in opd(expect=2).stderr
+
+
+# --- SYS-04: unusual streams ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("arguments", [["--bubbles", "3"], ["--streams", "4"], ["--streams", "3", "--bubbles", "1"],
+                                       ["--set", "quiet_steps=2", "--set", "safe_steps=1", "--set", "risk_stable=1"]])
+def test_every_format_interleaved_and_with_bubbles(small, tmp_path, arguments):
+    opd("replay", small, "--out", tmp_path, *arguments)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    trace = summary["traces"][0]
+    assert summary["mismatches"] == 0
+    assert trace["records_compared"] == 24 * 6
+    assert set(LOCKSTEP_PATHS) <= set(trace["paths"])
+
+
+def test_statistics_only_trace_says_so(tmp_path):
+    path = tmp_path / "statistics.safetensors"
+    small_trace(name="statistics", raw=False).write(path)
+    opd("replay", path, "--out", tmp_path)
+    trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
+    assert trace["kind"] == "statistics" and trace["beats_compared"] == 0 and trace["records_compared"] == 24 * 6
+    assert trace["mismatches"] == 0 and trace["cycles_compared"] > 0
+
+
+def test_nonfinite_elements_downshift_their_operator_only(tmp_path):
+    path = tmp_path / "hot.safetensors"
+    small_trace(name="hot", scale=40_000.0).write(path)
+    opd("replay", path, "--out", tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["mismatches"] == 0
+    records = read_records(tmp_path / "hot.cpu.records")
+    assert (records["mode"][records["op"] == 0] != Mode.FAST).any()  # FP16: 65504
+    assert (records["mode"][records["op"] == 5] == Mode.FAST).all()  # FP32
+    executed = next(p for p in summary["traces"][0]["reaction_and_overhead"] if p["path"] == "systemc")["operators_executed_in_mode"]
+    assert sum(executed.values()) == len(records) and executed["SAFE"] > 0
+
+
+def test_one_path_alone_compares_nothing_and_says_so(small):
+    stdout = opd("replay", small, "--paths", "cpu").stdout
+    assert "nothing was compared" in stdout and "mismatches\n" not in stdout.split("\n\n")[-1]
+
+
+def test_info_lists_the_probes(small):
+    stdout = opd("info", small).stdout
+    assert all(f"op{i}" in stdout for i in range(6)) and "E4M3" in stdout
+
+
+# --- SYS-05: scripts ------------------------------------------------------------------------------------------------------
+
+def test_generated_files_are_current():
+    result = subprocess.run([ROOT / ".venv" / "bin" / "python", ROOT / "scripts" / "generate_registers", "--check"],
+                            capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "4 of 4" in result.stdout
+
+
+@pytest.mark.parametrize("script", sorted(p.name for p in (ROOT / "scripts").iterdir() if os.access(p, os.X_OK) and p.is_file()))
+def test_every_script_has_help(script):
+    head = (ROOT / "scripts" / script).read_text().splitlines()[0]
+    command = [ROOT / "scripts" / script, "--help"]
+    if "python" in head:
+        command.insert(0, ROOT / ".venv" / "bin" / "python")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0 and "Usage" in result.stdout or "usage" in result.stdout, result.stderr
+
+
+def test_models_do_not_share_arithmetic():
+    """systemc/ and the reference share opd/types/ only, so that their agreement is evidence."""
+    def includes(folder: str) -> set[str]:
+        files = [p for p in (ROOT / folder).rglob("*") if p.suffix in (".hpp", ".cpp", ".cu", ".cuh")]
+        assert files
+        return {name for p in files for name in re.findall(r'#include [<"](opd/[^>"]+)', p.read_text())}
+
+    systemc, reference = includes("systemc"), includes("sw_reference")
+    assert systemc and reference
+    assert {name for name in systemc if not name.startswith(("opd/sc/", "opd/types/"))} == set()
+    assert {name for name in reference if not name.startswith(("opd/reference/", "opd/types/"))} == set()
