@@ -114,7 +114,7 @@ void dump_waveform(const ReplayOptions& options, const TraceResult& result, cons
                                     fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
                                     "--bubbles", std::to_string(options.bubbles), "--streams", std::to_string(options.streams)};
   for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
-  if (options.plant_fault) words.insert(words.end(), {"--plant-fault", *options.plant_fault});
+  if (options.plant_fault == "rtl" || options.plant_fault == "systemc") words.insert(words.end(), {"--plant-fault", *options.plant_fault});
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -233,7 +233,7 @@ int run(int argc, char** argv) {
 
   BenchOptions bench;
   CLI::App* bench_command = app.add_subcommand("bench", "Measure every hot path beside its yardstick");
-  bench_command->add_option("traces", bench.traces, "Trace for the end-to-end rate; none = that part is left out");
+  bench_command->add_option("traces", bench.traces, "Real traces to measure with, beside large synthetic tensors");
   bench_command->add_option("--megabytes", bench.megabytes, "Buffer of the CPU pass, in MiB")->check(CLI::Range(1u, 16384u));
   bench_command->add_option("--seconds", bench.seconds, "Time given to each simulation")->check(CLI::Range(0.1, 600.0));
   bench_command->add_option("--json", bench.json, "Also write the figures to this file");

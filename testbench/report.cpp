@@ -1,6 +1,5 @@
 #include "report.hpp"
 
-#include <memory>
 #include <stdexcept>
 
 #include <pybind11/embed.h>
@@ -11,17 +10,18 @@ namespace py = pybind11;
 namespace opd::tb {
 namespace {
 
-/// The interpreter of the virtual environment, with the package `opd` on its path. One per process.
+/// The interpreter of the virtual environment, with the package `opd` on its path. One per process, and never ended: extension
+/// modules such as PyTorch do not survive being torn down before the process.
 void start_python() {
-  static const auto interpreter = [] {
+  static const py::scoped_interpreter* const interpreter = [] {
     PyConfig config;
     PyConfig_InitPythonConfig(&config);
     config.install_signal_handlers = 0;
     PyConfig_SetBytesString(&config, &config.program_name, OPD_PYTHON_EXECUTABLE);
     PyConfig_SetBytesString(&config, &config.executable, OPD_PYTHON_EXECUTABLE);
-    auto guard = std::make_unique<py::scoped_interpreter>(&config, 0, nullptr, false);
+    const auto* started = new py::scoped_interpreter(&config, 0, nullptr, false);
     py::module_::import("sys").attr("path").attr("insert")(0, OPD_PYTHON_PACKAGES);
-    return guard;
+    return started;
   }();
   (void)interpreter;
 }
