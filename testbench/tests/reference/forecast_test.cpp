@@ -1,0 +1,287 @@
+// Forecast engine and risk: a second formulation in floating point, and the properties that docs/numerics.md names.
+#include "opd/reference/forecast.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "oracle.hpp"
+
+namespace opd {
+namespace {
+
+using ref::forecast_step;
+using ref::ForecastState;
+
+bool raised(unsigned flags, Flag flag) { return (flags & flag_bit(flag)) != 0; }
+
+/// FP32 magnitude whose log2 is `log2_value`.
+TapSummary sample_at(double log2_value) {
+  const auto value = static_cast<float>(std::exp2(log2_value));
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return {.max_mag = bits, .element_count = 1};
+}
+
+constexpr OpDescriptor kFp32{.op = 0, .format = Format::kFp32, .step = 0, .scale_log2 = 0};
+
+/// The engine in doubles (exact: all values are multiples of 1/256 below 2^20) with floor in place of shifts.
+struct RealEngine {
+  double baseline = 0, age = 0, run = 0;
+
+  unsigned step(double x, double limit, double scale, const TapSummary& summary, const Config& c) {
+    unsigned flags = 0;
+    if (summary.nonfinite_count != 0) flags |= 1u << 5;
+    if (summary.saturated_count != 0) flags |= 1u << 6;
+    if (age < c.baseline_warmup_samples) flags |= 1u << 7;
+    if (summary.nonfinite_count != 0) {
+      run = std::fmin(run + 1, 255);
+      if (c.baseline_reseed_run != 0 && run >= c.baseline_reseed_run) age = 0;
+      return flags;
+    }
+    run = 0;
+    if (summary.max_mag == 0) return flags;
+    const double target = x - 32 * scale;                       // 1/32 bit
+    const double deviation = age == 0 ? 0 : target - baseline;  // 1/32 bit, quarters
+    const double headroom = limit - x;
+    if (headroom < c.forecast_headroom && deviation * std::exp2(c.forecast_shift) > headroom)
+      flags |= 1u << 2;
+    if (headroom <= c.critical_headroom) flags |= 1u << 3;
+    if (age >= c.jump_min_samples && deviation > c.jump_threshold) flags |= 1u << 4;
+    baseline = age == 0
+                   ? target
+                   : baseline + std::floor(4 * deviation / std::exp2(c.baseline_shift) + 0.5) / 4;
+    age = std::fmin(age + 1, 255);
+    return flags;
+  }
+};
+
+TEST(ReferenceForecast, AgreesWithARealValuedEngine) {
+  const std::uint64_t seed = tb::case_seed(7);
+  SCOPED_TRACE("OPD_SEED=" + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  std::size_t compared = 0;
+  std::array<std::size_t, 8> seen{};
+  for (int run = 0; run < 400; ++run) {
+    Config config = run % 4 == 0 ? Config{} : tb::draw_config(rng);
+    if (run % 2 == 0) {  // small run lengths, so that re-seeding is reached
+      config.baseline_reseed_run = static_cast<std::uint8_t>(rng() % 4);
+      config.jump_threshold = static_cast<std::uint16_t>(rng() % 64);
+      config.jump_min_samples = static_cast<std::uint8_t>(rng() % 20);
+    }
+    ForecastState state;
+    RealEngine real;
+    for (int k = 0; k < 400; ++k) {
+      const Format format = tb::kFormats[rng() % 5];
+      const OpDescriptor descriptor{
+          .format = format, .scale_log2 = static_cast<std::int8_t>(tb::draw(rng, -128, 127))};
+      const bool calm = rng() % 2 == 0;
+      TapSummary summary{.max_mag = tb::draw_element(
+                             rng, format, calm ? tb::Content::kNearLimit : tb::Content::kModerate),
+                         .nonfinite_count = static_cast<std::uint32_t>(rng() % 5 == 0 ? rng() : 0),
+                         .saturated_count = static_cast<std::uint32_t>(rng() % 5 == 0 ? rng() : 0)};
+      summary.max_mag &= ~(1u << (8 * tb::element_size(format) - 1));
+      if (rng() % 8 == 0) summary.max_mag = 0;
+      OpDescriptor used = descriptor;
+      if (calm) used.scale_log2 = 0;
+      const std::array<std::int16_t, 5> limits = {config.limit_fp16, config.limit_bf16,
+                                                  config.limit_e4m3, config.limit_e5m2,
+                                                  config.limit_fp32};
+      const unsigned expected =
+          real.step(ref::log2_code(format, summary.max_mag),
+                    limits[static_cast<std::size_t>(format)], used.scale_log2, summary, config);
+      ASSERT_EQ(forecast_step(used, summary, config, state), expected)
+          << "run " << run << " sample " << k;
+      ASSERT_EQ(state.baseline, static_cast<std::int32_t>(4 * real.baseline));
+      ASSERT_EQ(state.age, real.age);
+      ASSERT_EQ(state.nonfinite_run, real.run);
+      ASSERT_LT(std::abs(state.baseline), 1 << 16);  // 17 bits signed
+      for (unsigned flag = 0; flag < 8; ++flag) seen[flag] += (expected >> flag) & 1u;
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 160000u);
+  for (const Flag flag : {Flag::kForecast, Flag::kCritical, Flag::kJump, Flag::kNonfinite,
+                          Flag::kSaturated, Flag::kWarmup}) {
+    EXPECT_GT(seen[static_cast<std::size_t>(flag)], 1000u)
+        << kFlagNames[static_cast<std::size_t>(flag)];
+  }
+}
+
+// A steady ramp of s bits per step: FORECAST about 30 steps before the limit, as long as that is inside
+// forecast_headroom (4 bits), and never before the headroom is.
+TEST(ReferenceForecast, RampIsForecastAboutThirtySteps) {
+  const Config config;
+  std::size_t ramps = 0;
+  for (const double slope : {0.02, 0.03, 0.05, 0.08, 0.1, 0.12}) {
+    ForecastState state;
+    int first = -1, last = 0;
+    const double start = 128 - 250 * slope;
+    for (int step = 0; start + step * slope < 127.99; ++step) {
+      const unsigned flags = forecast_step(kFp32, sample_at(start + step * slope), config, state);
+      if (first < 0 && raised(flags, Flag::kForecast)) first = step;
+      last = step;
+    }
+    ASSERT_GE(first, 0) << slope;
+    EXPECT_GE(last - first, 25) << slope;
+    EXPECT_LE(last - first, 37) << slope;
+    ++ramps;
+  }
+  EXPECT_EQ(ramps, 6u);
+}
+
+TEST(ReferenceForecast, SteepRampIsForecastAtTheHeadroom) {
+  const Config config;
+  ForecastState state;
+  double first = -1;
+  for (double x = 28; x < 128; x += 0.5) {
+    if (raised(forecast_step(kFp32, sample_at(x), config, state), Flag::kForecast)) {
+      first = x;
+      break;
+    }
+  }
+  EXPECT_NEAR(first, 124, 0.6);
+}
+
+TEST(ReferenceForecast, ConstantOrFallingMagnitudeIsNeverForecast) {
+  const Config config;
+  std::size_t compared = 0;
+  for (const double slope : {0.0, -0.01, -0.5}) {
+    ForecastState state;
+    for (int step = 0; step < 200; ++step) {
+      const unsigned flags = forecast_step(kFp32, sample_at(127.5 + step * slope), config, state);
+      EXPECT_FALSE(raised(flags, Flag::kForecast));
+      EXPECT_FALSE(raised(flags, Flag::kJump));
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 600u);
+}
+
+TEST(ReferenceForecast, DeadBandIsBelowOneSixteenthBit) {
+  const Config config;
+  std::size_t compared = 0;
+  for (std::int32_t offset = -200; offset <= 200; ++offset) {
+    // 127.5 bits: x = 4080 + 1; the baseline starts `offset` / 128 bit below the sample.
+    ForecastState state{
+        .baseline = 4 * ref::log2_code(Format::kFp32, sample_at(100).max_mag) - offset, .age = 100};
+    const std::int32_t before = state.baseline;
+    forecast_step(kFp32, sample_at(100), config, state);
+    EXPECT_EQ(state.baseline == before, offset >= -8 && offset < 8) << offset;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 401u);
+}
+
+TEST(ReferenceForecast, CriticalIsInclusiveAndForecastIsNot) {
+  Config config;
+  const std::int32_t x = ref::log2_code(Format::kFp32, sample_at(100).max_mag);
+  ForecastState state{.baseline = -100000 / 4, .age = 10};
+  config.limit_fp32 = static_cast<std::int16_t>(x + config.critical_headroom);
+  EXPECT_TRUE(raised(forecast_step(kFp32, sample_at(100), config, state), Flag::kCritical));
+  config.limit_fp32 = static_cast<std::int16_t>(x + config.critical_headroom + 1);
+  EXPECT_FALSE(raised(forecast_step(kFp32, sample_at(100), config, state), Flag::kCritical));
+
+  state = {.baseline = 0, .age = 10};  // far below: only the headroom decides
+  config.limit_fp32 = static_cast<std::int16_t>(x + config.forecast_headroom);
+  EXPECT_FALSE(raised(forecast_step(kFp32, sample_at(100), config, state), Flag::kForecast));
+  config.limit_fp32 = static_cast<std::int16_t>(x + config.forecast_headroom - 1);
+  state = {.baseline = 0, .age = 10};
+  EXPECT_TRUE(raised(forecast_step(kFp32, sample_at(100), config, state), Flag::kForecast));
+}
+
+TEST(ReferenceForecast, JumpNeedsAgeAndThreshold) {
+  const Config config;
+  const std::int32_t x = ref::log2_code(Format::kFp32, sample_at(10).max_mag);
+  const auto jump = [&](std::int32_t deviation, std::uint8_t age) {
+    ForecastState state{.baseline = 4 * x - deviation, .age = age};
+    return raised(forecast_step(kFp32, sample_at(10), config, state), Flag::kJump);
+  };
+  EXPECT_FALSE(jump(4 * config.jump_threshold, 16));
+  EXPECT_TRUE(jump(4 * config.jump_threshold + 1, 16));
+  EXPECT_FALSE(jump(4 * config.jump_threshold + 1, 15));
+  EXPECT_FALSE(jump(-5000, 16));
+}
+
+TEST(ReferenceForecast, NonfiniteFreezesTheBaseline) {
+  const Config config;
+  ForecastState state;
+  for (int k = 0; k < 20; ++k) forecast_step(kFp32, sample_at(3), config, state);
+  const ForecastState before = state;
+  const unsigned flags = forecast_step(
+      kFp32, {.max_mag = sample_at(127.9).max_mag, .nonfinite_count = 1}, config, state);
+  EXPECT_EQ(flags, flag_bit(Flag::kNonfinite));  // no rate flag from a sample that is not usable
+  EXPECT_EQ(state.baseline, before.baseline);
+  EXPECT_EQ(state.age, before.age);
+  EXPECT_EQ(state.nonfinite_run, 1);
+  forecast_step(kFp32, sample_at(3), config, state);
+  EXPECT_EQ(state.nonfinite_run, 0);
+}
+
+TEST(ReferenceForecast, ALongRunSeedsTheBaselineAfresh) {
+  const Config config;
+  ForecastState state;
+  for (int k = 0; k < 40; ++k) forecast_step(kFp32, sample_at(3), config, state);
+  const TapSummary nonfinite{.nonfinite_count = 1};
+  for (int k = 1; k < config.baseline_reseed_run; ++k)
+    forecast_step(kFp32, nonfinite, config, state);
+  EXPECT_EQ(state.age, 40);
+  forecast_step(kFp32, nonfinite, config, state);
+  EXPECT_EQ(state.age, 0);
+  EXPECT_TRUE(raised(forecast_step(kFp32, nonfinite, config, state), Flag::kWarmup));
+  const unsigned flags = forecast_step(kFp32, sample_at(90), config, state);
+  EXPECT_FALSE(raised(flags, Flag::kJump));  // the first sample is the baseline
+  EXPECT_EQ(state.baseline, 4 * ref::log2_code(Format::kFp32, sample_at(90).max_mag));
+  EXPECT_EQ(state.age, 1);
+}
+
+TEST(ReferenceForecast, ReseedRunZeroNeverSeedsAfresh) {
+  Config config;
+  config.baseline_reseed_run = 0;
+  ForecastState state{.baseline = 77, .age = 9};
+  for (int k = 0; k < 300; ++k) forecast_step(kFp32, {.nonfinite_count = 1}, config, state);
+  EXPECT_EQ(state, (ForecastState{.baseline = 77, .age = 9, .nonfinite_run = 255}));
+}
+
+TEST(ReferenceForecast, AnAllZeroOutputOnlyEndsTheRun) {
+  const Config config;
+  ForecastState state{.baseline = 77, .age = 20, .nonfinite_run = 3};
+  EXPECT_EQ(forecast_step(kFp32, {.element_count = 5, .zero_count = 5}, config, state), 0);
+  EXPECT_EQ(state, (ForecastState{.baseline = 77, .age = 20, .nonfinite_run = 0}));
+}
+
+TEST(ReferenceForecast, LossScaleLeavesTheBaselineButNotTheHeadroom) {
+  const Config config;
+  ForecastState state;
+  OpDescriptor gradient = kFp32;
+  for (int k = 0; k < 100; ++k) {
+    gradient.scale_log2 =
+        static_cast<std::int8_t>(k);  // the scale doubles each step, the gradient stays
+    const unsigned flags = forecast_step(gradient, sample_at(20 + k), config, state);
+    EXPECT_EQ(state.baseline, 4 * ref::log2_code(Format::kFp32, sample_at(20).max_mag));
+    EXPECT_FALSE(raised(flags, Flag::kJump));
+  }
+  gradient.scale_log2 = 107;
+  EXPECT_TRUE(raised(forecast_step(gradient, sample_at(127.5), config, state), Flag::kCritical));
+}
+
+TEST(ReferenceRisk, SumOfWeightsSaturates) {
+  std::mt19937_64 rng(tb::case_seed(8));
+  std::size_t compared = 0;
+  for (int k = 0; k < 50; ++k) {
+    const Config c = tb::draw_config(rng);
+    const std::array<unsigned, 8> weights = {c.weight_z,         c.weight_d2,    c.weight_forecast,
+                                             c.weight_critical,  c.weight_jump,  c.weight_nonfinite,
+                                             c.weight_saturated, c.weight_warmup};
+    for (unsigned flags = 0; flags < 256; ++flags) {
+      unsigned sum = 0;
+      for (unsigned bit = 0; bit < 8; ++bit) sum += (flags >> bit & 1u) * weights[bit];
+      ASSERT_EQ(ref::risk_of(static_cast<std::uint16_t>(flags), c), std::min(sum, 255u));
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 12800u);
+}
+
+}  // namespace
+}  // namespace opd
