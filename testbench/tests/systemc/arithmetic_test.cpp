@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "elements.hpp"
@@ -128,6 +129,23 @@ TEST(SystemcElementStatistics, EqualsTheSummaryByValue) {
     }
   }
   EXPECT_EQ(compared, 17 * 5 * 2);
+}
+
+TEST(SystemcElementStatistics, FirstNonfiniteIsAPositionInTheWholeRun) {
+  int compared = 0;
+  for (const Format format : kAllFormats) {
+    const auto width = static_cast<std::size_t>(tb::layout_of(format).bytes);
+    for (const std::size_t position : {191, 192, 4095, 4096, 9999}) {
+      std::vector<std::byte> elements(10000 * width);
+      std::memset(elements.data() + position * width, 0xFF, width);  // NaN in every format
+      const ElementStatistics statistics = element_statistics(format, elements.data(), 10000);
+      EXPECT_EQ(statistics.first_nonfinite, position);
+      EXPECT_EQ(statistics.nonfinite_count, 1u);
+      EXPECT_EQ(statistics.zero_count, 9999u);
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 25);
 }
 
 TEST(SystemcElementStatistics, EveryBitPatternOfTheNarrowFormats) {

@@ -85,6 +85,14 @@ TEST(SystemcVectorUnit, BubblesAreIdleClocksOfTheStream) {
   EXPECT_EQ(sampled, (std::vector<std::uint64_t>{4, 5, 9, 10, 14, 15}));
 }
 
+TEST(SystemcVectorUnit, BubblesFollowAStatisticToo) {
+  const auto elements = ones(1);
+  UnitBench bench({statistic(0, 0), operation(1, elements, 1)}, {.lane_latency = 1, .bubbles = 6});
+  ASSERT_TRUE(bench.run());
+  // Accepted at 4, dealt at 4, selected not before 4 + 1 + 6.
+  EXPECT_EQ(last_beat_cycles(bench), (std::vector<std::uint64_t>{4, 4 + 1 + 6 + 3}));
+}
+
 TEST(SystemcVectorUnit, ContextsTakeTurnsAndAreDealtInOrder) {
   const auto two = ones(2), three = ones(3), one = ones(1);
   UnitBench bench({operation(0, three, 0), operation(1, three, 1), operation(2, two, 2),
@@ -213,6 +221,20 @@ TEST(SystemcVectorUnit, ResetLosesOperatorsInFlightAndStartsOver) {
   ASSERT_EQ(bench.records.size(), 1u);
   EXPECT_EQ(bench.records[0].op, 3);
   EXPECT_EQ(bench.records[0].seq, 0u);
+}
+
+TEST(SystemcVectorUnit, AResetAsksASourceThatHadEndedAgain) {
+  UnitBench bench({operation(0, {}, 0)}, {});
+  ASSERT_TRUE(bench.run());
+  EXPECT_EQ(bench.source_calls, 2u);
+  bench.rst_n.write(false);
+  UnitBench::settle();
+  bench.rst_n.write(true);
+  UnitBench::settle();
+  EXPECT_FALSE(bench.done());
+  ASSERT_TRUE(bench.run());
+  EXPECT_EQ(bench.source_calls, 3u);
+  EXPECT_EQ(bench.completions.size(), 1u);
 }
 
 class SystemcVectorUnitRandom : public testing::TestWithParam<unsigned> {};
