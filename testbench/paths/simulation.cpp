@@ -36,13 +36,16 @@ class GatedClock : public sc_core::sc_module {
     running_ = true;
     tick_.notify(kHalfPeriod);
   }
-  void stop() { running_ = false; }
+  void stop() {
+    running_ = false;
+    if (!level_) tick_.cancel();  // always ends low
+  }
 
  private:
   void toggle_() {
     level_ = !level_;
     clk.write(level_);
-    if (running_ || level_) tick_.notify(kHalfPeriod);  // always ends low
+    if (running_ || level_) tick_.notify(kHalfPeriod);
   }
   sc_core::sc_event tick_;
   bool running_ = false;
