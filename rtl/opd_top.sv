@@ -65,7 +65,7 @@ module opd_top #(
   output logic [31:0]                record_nonfinite_count_o,
   output logic [31:0]                record_first_nonfinite_o,  // 0xFFFFFFFF = none
   output logic [31:0]                record_saturated_count_o,
-  output logic [15:0]                record_flags_o,          
+  output logic [15:0]                record_flags_o,
   output logic [7:0]                 record_risk_o,
   output logic [7:0]                 record_cause_o,            // cause_e
   output logic [31:0]                record_element_count_o,

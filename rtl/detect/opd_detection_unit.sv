@@ -25,7 +25,7 @@ module opd_detection_unit #(
   output logic                          sample_valid_o,
   output logic [OpWidth-1:0]            sample_op_o,
   output opd_pkg::completion_t          sample_o,
-  output opd_pkg::flags_t               flags_o,        
+  output opd_pkg::flags_t               flags_o,
   output logic [7:0]                    risk_o,
   // Controller
   output opd_pkg::control_state_t       control_state_o,  // before the sample

@@ -22,7 +22,7 @@ module opd_forecast_engine (
   input  logic                                 saturated_i,  // saturated_count > 0
   input  opd_pkg::forecast_state_t             state_i,    // before the sample
   output opd_pkg::forecast_state_t             state_o,    // after the sample
-  output opd_pkg::flags_t                      flags_o   
+  output opd_pkg::flags_t                      flags_o
 );
 
   logic               usable;

@@ -95,8 +95,7 @@ module opd_beat_reduce #(
   assign beat_containers = (64*NumLeaves)'(beat_data_i);
   assign beat_lanes      = 64'(beat_lane_en_i);
 
-  // Computed inside the clocked process, so that a simulator pays for valid beats only.
-  always_ff @(posedge clk_i) begin : p_reduce
+  task automatic reduce_beat();
     // Constants of the format, in every lane of a container.
     container_t sign, lsb;
     container_t largest;     // largest finite magnitude; the next one is not finite
@@ -117,95 +116,97 @@ module opd_beat_reduce #(
     container_t largest_or_more[NumLeaves];
     container_t nonfinites[NumLeaves];
 
-    if (beat_valid_i) begin
-      sign       = {4{16'h8000}};
-      sign_index = 6'd15;
-      log2_bytes = 2'd1;
-      byte_en    = spread(beat_lanes[31:0]) << 1;
-      largest    = '0;
-      normal     = '0;
-      unique case (beat_format_i)
-        opd_reg_pkg::FormatFp16: begin
-          largest = {4{16'h7BFF}};
-          normal  = {4{16'h0400}};
-        end
-        opd_reg_pkg::FormatBf16: begin
-          largest = {4{16'h7F7F}};
-          normal  = {4{16'h0080}};
-        end
-        opd_reg_pkg::FormatE4m3, opd_reg_pkg::FormatE5m2: begin
-          sign       = {8{8'h80}};
-          sign_index = 6'd7;
-          log2_bytes = 2'd0;
-          byte_en    = beat_lanes;
-          largest    = beat_format_i == opd_reg_pkg::FormatE4m3 ? {8{8'h7E}} : {8{8'h7B}};
-          normal     = beat_format_i == opd_reg_pkg::FormatE4m3 ? {8{8'h08}} : {8{8'h04}};
-        end
-        opd_reg_pkg::FormatFp32: begin
-          sign       = {2{32'h8000_0000}};
-          sign_index = 6'd31;
-          log2_bytes = 2'd2;
-          byte_en    = spread(32'(spread({16'd0, beat_lanes[15:0]}))) << 3;
-          largest    = {2{32'h7F7F_FFFF}};
-          normal     = {2{32'h0080_0000}};
-        end
-        default: byte_en = '0;
-      endcase
-      lsb       = sign >> sign_index;
-      byte_en_t = transpose(byte_en);
-
-      first_flags     = '0;
-      first_container = '0;
-      for (int c = NumLeaves - 1; c >= 0; c--) begin
-        mag                = beat_containers[64*c +: 64] & ~sign;
-        is_element         = (byte_en_t << (7 - c)) & sign;
-        is_nonzero         = (mag + (sign - lsb)) & is_element;
-        is_normal          = (mag + (sign - normal)) & is_element;
-        is_largest_or_more = (mag + (sign - largest)) & is_element;
-        is_nonfinite       = (mag + (sign - largest - lsb)) & is_element;
-
-        best[c]            = mag & magnitude_mask(is_element & ~is_nonfinite, sign_index);
-        elements[c]        = is_element >> 7;
-        nonzeros[c]        = is_nonzero >> 7;
-        normals[c]         = is_normal >> 7;
-        largest_or_more[c] = is_largest_or_more >> 7;
-        nonfinites[c]      = is_nonfinite >> 7;
-        if (is_nonfinite != '0) begin
-          first_flags     = is_nonfinite;
-          first_container = 3'(c);
-        end
+    sign       = {4{16'h8000}};
+    sign_index = 6'd15;
+    log2_bytes = 2'd1;
+    byte_en    = spread(beat_lanes[31:0]) << 1;
+    largest    = '0;
+    normal     = '0;
+    unique case (beat_format_i)
+      opd_reg_pkg::FormatFp16: begin
+        largest = {4{16'h7BFF}};
+        normal  = {4{16'h0400}};
       end
-
-      for (int level = 0; (1 << level) < NumLeaves; level++) begin
-        for (int c = 0; c < NumLeaves; c += 2 << level) begin
-          best[c]            = maximum(best[c], best[c + (1 << level)], sign, sign_index);
-          elements[c]        = elements[c] + elements[c + (1 << level)];
-          nonzeros[c]        = nonzeros[c] + nonzeros[c + (1 << level)];
-          normals[c]         = normals[c] + normals[c + (1 << level)];
-          largest_or_more[c] = largest_or_more[c] + largest_or_more[c + (1 << level)];
-          nonfinites[c]      = nonfinites[c] + nonfinites[c + (1 << level)];
-        end
+      opd_reg_pkg::FormatBf16: begin
+        largest = {4{16'h7F7F}};
+        normal  = {4{16'h0080}};
       end
-
-      first_byte = '0;
-      for (int b = 7; b >= 0; b--) begin
-        if (first_flags[8*b + 7]) first_byte = 3'(b);
+      opd_reg_pkg::FormatE4m3, opd_reg_pkg::FormatE5m2: begin
+        sign       = {8{8'h80}};
+        sign_index = 6'd7;
+        log2_bytes = 2'd0;
+        byte_en    = beat_lanes;
+        largest    = beat_format_i == opd_reg_pkg::FormatE4m3 ? {8{8'h7E}} : {8{8'h7B}};
+        normal     = beat_format_i == opd_reg_pkg::FormatE4m3 ? {8{8'h08}} : {8{8'h04}};
       end
+      opd_reg_pkg::FormatFp32: begin
+        sign       = {2{32'h8000_0000}};
+        sign_index = 6'd31;
+        log2_bytes = 2'd2;
+        byte_en    = spread(32'(spread({16'd0, beat_lanes[15:0]}))) << 3;
+        largest    = {2{32'h7F7F_FFFF}};
+        normal     = {2{32'h0080_0000}};
+      end
+      default: byte_en = '0;
+    endcase
+    lsb       = sign >> sign_index;
+    byte_en_t = transpose(byte_en);
 
-      // Now the lanes of the last container: halves, quarters, bytes.
-      best[0] = maximum(best[0], best[0] >> 32, sign, sign_index);
-      if (sign_index < 6'd31) best[0] = maximum(best[0], best[0] >> 16, sign, sign_index);
-      if (sign_index < 6'd15) best[0] = maximum(best[0], best[0] >> 8, sign, sign_index);
-      best[0] = best[0] & ((64'd1 << sign_index) - 64'd1);
+    first_flags     = '0;
+    first_container = '0;
+    for (int c = NumLeaves - 1; c >= 0; c--) begin
+      mag                = beat_containers[64*c +: 64] & ~sign;
+      is_element         = (byte_en_t << (7 - c)) & sign;
+      is_nonzero         = (mag + (sign - lsb)) & is_element;
+      is_normal          = (mag + (sign - normal)) & is_element;
+      is_largest_or_more = (mag + (sign - largest)) & is_element;
+      is_nonfinite       = (mag + (sign - largest - lsb)) & is_element;
 
-      max_mag_o         <= best[0][30:0];
-      element_count_o   <= sum_of_bytes(elements[0]);
-      zero_count_o      <= sum_of_bytes(elements[0] - nonzeros[0]);
-      subnormal_count_o <= sum_of_bytes(nonzeros[0] - normals[0]);
-      saturated_count_o <= sum_of_bytes(largest_or_more[0] - nonfinites[0]);
-      nonfinite_count_o <= sum_of_bytes(nonfinites[0]);
-      first_nonfinite_o <= {first_container, first_byte} >> log2_bytes;
+      best[c]            = mag & magnitude_mask(is_element & ~is_nonfinite, sign_index);
+      elements[c]        = is_element >> 7;
+      nonzeros[c]        = is_nonzero >> 7;
+      normals[c]         = is_normal >> 7;
+      largest_or_more[c] = is_largest_or_more >> 7;
+      nonfinites[c]      = is_nonfinite >> 7;
+      if (is_nonfinite != '0) begin
+        first_flags     = is_nonfinite;
+        first_container = 3'(c);
+      end
     end
+
+    for (int level = 0; (1 << level) < NumLeaves; level++) begin
+      for (int c = 0; c < NumLeaves; c += 2 << level) begin
+        best[c]            = maximum(best[c], best[c + (1 << level)], sign, sign_index);
+        elements[c]        = elements[c] + elements[c + (1 << level)];
+        nonzeros[c]        = nonzeros[c] + nonzeros[c + (1 << level)];
+        normals[c]         = normals[c] + normals[c + (1 << level)];
+        largest_or_more[c] = largest_or_more[c] + largest_or_more[c + (1 << level)];
+        nonfinites[c]      = nonfinites[c] + nonfinites[c + (1 << level)];
+      end
+    end
+
+    first_byte = '0;
+    for (int b = 7; b >= 0; b--) begin
+      if (first_flags[8*b + 7]) first_byte = 3'(b);
+    end
+
+    // Now the lanes of the last container: halves, quarters, bytes.
+    best[0] = maximum(best[0], best[0] >> 32, sign, sign_index);
+    if (sign_index < 6'd31) best[0] = maximum(best[0], best[0] >> 16, sign, sign_index);
+    if (sign_index < 6'd15) best[0] = maximum(best[0], best[0] >> 8, sign, sign_index);
+    best[0] = best[0] & ((64'd1 << sign_index) - 64'd1);
+
+    max_mag_o         <= best[0][30:0];
+    element_count_o   <= sum_of_bytes(elements[0]);
+    zero_count_o      <= sum_of_bytes(elements[0] - nonzeros[0]);
+    subnormal_count_o <= sum_of_bytes(nonzeros[0] - normals[0]);
+    saturated_count_o <= sum_of_bytes(largest_or_more[0] - nonfinites[0]);
+    nonfinite_count_o <= sum_of_bytes(nonfinites[0]);
+    first_nonfinite_o <= {first_container, first_byte} >> log2_bytes;
+  endtask
+
+  always_ff @(posedge clk_i) begin
+    if (beat_valid_i) reduce_beat();
   end
 
   // Equalities that hold for the result of every beat.

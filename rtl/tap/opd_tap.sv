@@ -49,7 +49,8 @@ module opd_tap #(
   logic [StreamWidth-1:0] stream_q;
   opd_pkg::descriptor_t   descriptor_q;
   logic [30:0]            beat_max_mag;
-  logic [6:0]             beat_elements, beat_nonfinites, beat_saturated, beat_subnormals, beat_zeros;
+  logic [6:0]             beat_elements, beat_nonfinites;
+  logic [6:0]             beat_saturated, beat_subnormals, beat_zeros;
   logic [5:0]             beat_first_nonfinite;
 
   assign beat_valid = beat_valid_i && 32'(beat_stream_i) < NumStreams;

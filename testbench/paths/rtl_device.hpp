@@ -44,6 +44,8 @@ class RtlDevice final : public PinDevice {
   }
   ~RtlDevice() override {
     if (trace_ && trace_open_) trace_->close();
+    // Verilator 5.006 lets a model go in the thread's latest context, which may be gone by now.
+    Verilated::threadContextp(&context_);
     model_->final();
   }
   RtlDevice(const RtlDevice&) = delete;

@@ -1,0 +1,274 @@
+// Log2 code, forecast engine and risk against values worked out by hand from docs/numerics.md. The device shows
+// neither x nor m, so both are pinned between two comparisons: the limit register is set to where a flag must be
+// raised, and one unit further, where it must not.
+#include <gtest/gtest.h>
+
+#include "Vopd_top.h"
+#include "pins.hpp"
+
+namespace opd::tb {
+namespace {
+
+bool raised(const OpRecord& record, Flag flag) { return (record.flags & flag_bit(flag)) != 0; }
+
+void set_limit(Config& config, Format format, int limit) {
+  const auto value = static_cast<std::int16_t>(limit);
+  switch (format) {
+    case Format::kFp16:
+      config.limit_fp16 = value;
+      break;
+    case Format::kBf16:
+      config.limit_bf16 = value;
+      break;
+    case Format::kE4m3:
+      config.limit_e4m3 = value;
+      break;
+    case Format::kE5m2:
+      config.limit_e5m2 = value;
+      break;
+    case Format::kFp32:
+      config.limit_fp32 = value;
+      break;
+  }
+}
+
+struct CodeRow {
+  Format format;
+  std::uint32_t max_mag;
+  int code;  ///< x, 1/32 bit
+};
+constexpr CodeRow kCodes[] = {
+    // 1.0: exponent field = bias, f = 0, correction 1.
+    {Format::kFp16, 0x3C00, 1},
+    {Format::kBf16, 0x3F80, 1},
+    {Format::kE4m3, 0x38, 1},
+    {Format::kE5m2, 0x3C, 1},
+    {Format::kFp32, 0x3F800000, 1},
+    // Every eighth of [1, 2): f = 4t, corrections 1 2 3 3 3 3 2 1.
+    {Format::kFp16, 0x3C80, 6},
+    {Format::kFp16, 0x3D00, 11},
+    {Format::kFp16, 0x3D80, 15},
+    {Format::kFp16, 0x3E00, 19},
+    {Format::kFp16, 0x3E80, 23},
+    {Format::kFp16, 0x3F00, 26},
+    {Format::kFp16, 0x3F80, 29},
+    {Format::kFp16, 0x3FE0, 32},
+    // Only the upper five significand bits count.
+    {Format::kFp16, 0x3C1F, 1},
+    {Format::kFp16, 0x3C20, 2},
+    {Format::kBf16, 0x3F83, 1},
+    {Format::kBf16, 0x3F84, 2},
+    {Format::kFp32, 0x3F83FFFF, 1},
+    {Format::kFp32, 0x3F840000, 2},
+    // Fewer than five: padded below. 1.125 -> f = 4, t = 1; 1.25 -> f = 8, t = 2.
+    {Format::kE4m3, 0x39, 6},
+    {Format::kE5m2, 0x3D, 11},
+    // Largest finite magnitude: the reset values of the limits.
+    {Format::kFp16, 0x7BFF, 512},
+    {Format::kBf16, 0x7F7F, 4096},
+    {Format::kE4m3, 0x7E, 282},
+    {Format::kE5m2, 0x7B, 506},
+    {Format::kFp32, 0x7F7FFFFF, 4096},
+    // Smallest magnitude: exponent field 0 is read like any other.
+    {Format::kFp16, 0x0001, -479},
+    {Format::kBf16, 0x0001, -4063},
+    {Format::kE4m3, 0x01, -218},
+    {Format::kE5m2, 0x01, -469},
+    {Format::kFp32, 0x00000001, -4063},
+};
+
+TEST(Log2Code, HandTable) {
+  int compared = 0;
+  for (const CodeRow& row : kCodes) {
+    for (const int excess : {0, 1}) {  // headroom 0 is critical, headroom 1 is not
+      Config config;
+      config.critical_headroom = 0;
+      set_limit(config, row.format, row.code + excess);
+      Pins<Vopd_top> pins(config);
+      const OpRecord record = pins.sample(finite(0, 0, row.max_mag, row.format));
+      EXPECT_EQ(raised(record, Flag::kCritical), excess == 0)
+          << "format " << int(row.format) << " magnitude " << row.max_mag << " excess " << excess;
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 2 * static_cast<int>(std::size(kCodes)));
+}
+
+/// One sample of a history: FP16 magnitude with its code, and the scale.
+struct Step {
+  std::uint32_t max_mag;
+  int code;
+  int scale_log2;
+};
+// Codes of FP16 magnitudes around 1.0 (see kCodes): f = 30, 31 below it, f = 0..3 above.
+constexpr std::uint32_t kMinus1 = 0x3BC0, kZero = 0x3BE0, kOne = 0x3C00, kTwo = 0x3C20,
+                        kThree = 0x3C40, kFour = 0x3C60;
+
+/// The baseline m after `history` is exactly `baseline`: with x = 4, FORECAST with shift 2 means
+/// 4*d > 4*h, i.e. 16 - m > limit - 4.
+void expect_baseline(const std::vector<Step>& history, int baseline, Config config = {}) {
+  const int deviation = 4 * 4 - baseline;
+  for (const int excess : {-1, 0}) {
+    config.forecast_shift = 2;
+    config.forecast_headroom = 1023;
+    config.limit_fp16 = static_cast<std::int16_t>(4 + deviation + excess);
+    Pins<Vopd_top> pins(config);
+    std::uint32_t step = 0;
+    for (const Step& s : history) {
+      Statistic statistic = finite(9, step++, s.max_mag);
+      statistic.descriptor.scale_log2 = static_cast<std::int8_t>(s.scale_log2);
+      pins.sample(statistic);
+    }
+    EXPECT_EQ(raised(pins.sample(finite(9, step, kFour)), Flag::kForecast), excess < 0)
+        << "baseline is not " << baseline;
+  }
+}
+
+TEST(Baseline, FirstSampleSeeds) {
+  expect_baseline({{kOne, 1, 0}}, 4);
+  expect_baseline({{0x3FE0, 32, 1}}, 0);  // xb = 32 - 32*1
+  expect_baseline({{kOne, 1, -1}}, 132);  // xb = 1 + 32
+  expect_baseline({{kOne, 1, 2}}, -252);  // xb = 1 - 64
+}
+
+TEST(Baseline, RoundsHalfUp) {
+  expect_baseline({{kOne, 1, 0}, {kThree, 3, 0}}, 5);                    // d =  8: (8+8)>>4 = 1
+  expect_baseline({{kOne, 1, 0}, {kMinus1, -1, 0}}, 4);                  // d = -8: (-8+8)>>4 = 0
+  expect_baseline({{kOne, 1, 0}, {kThree, 3, 0}, {kMinus1, -1, 0}}, 4);  // d = -9: (-9+8)>>4 = -1
+  expect_baseline({{kOne, 1, 0}, {kThree, 3, 0}, {kTwo, 2, 0}}, 5);      // d =  3: dead band
+  expect_baseline({{kOne, 1, 0}, {kThree, 3, 0}, {kZero, 0, 0}}, 5);     // d = -5: dead band
+}
+
+TEST(Baseline, ShiftIsTheWeight) {
+  Config config;
+  config.baseline_shift = 1;
+  expect_baseline({{kOne, 1, 0}, {kThree, 3, 0}}, 8, config);  // d = 8: (8+1)>>1 = 4
+  config.baseline_shift = 8;
+  expect_baseline({{kOne, 1, 0}, {0x4400, 65, 0}}, 5, config);  // d = 256: (256+128)>>8 = 1
+}
+
+TEST(Baseline, NonfiniteAndAllZeroFreezeIt) {
+  Config config;
+  Pins<Vopd_top> pins(config);
+  expect_baseline({{kOne, 1, 0}, {0, 0, 0}, {0, 0, 5}}, 4);  // not usable
+  // A non-finite sample, even with a finite maximum far away, leaves m at 4.
+  for (const int excess : {-1, 0}) {
+    config.forecast_shift = 2;
+    config.forecast_headroom = 1023;
+    config.limit_fp16 = static_cast<std::int16_t>(4 + 12 + excess);
+    Pins<Vopd_top> frozen(config);
+    frozen.sample(finite(9, 0, kOne));
+    Statistic bad = nonfinite(9, 1);
+    bad.summary.max_mag = 0x7BFF;
+    const OpRecord record = frozen.sample(bad);
+    EXPECT_EQ(record.flags, flag_bit(Flag::kNonfinite) | flag_bit(Flag::kWarmup));
+    EXPECT_EQ(raised(frozen.sample(finite(9, 2, kFour)), Flag::kForecast), excess < 0);
+  }
+}
+
+TEST(Forecast, NeedsLittleHeadroomAndEnoughDeviation) {
+  struct Row {
+    std::uint32_t first, second;
+    bool forecast;
+  };
+  const Row rows[] = {
+      {0x6400, 0x6C00, true},   // x 321 then 385: h = 127 < 128, 2d = 512 > 4h = 508
+      {0x6420, 0x6C00, false},  // x 322 then 385: 2d = 504
+      {0x3C00, 0x6BE0, false},  // x 1 then 384: h = 128 is not below 128
+      {0x3C00, 0x6C00, true},   // x 1 then 385
+      {0x6C00, 0x6C00, false},  // d = 0
+  };
+  for (const Row& row : rows) {
+    Pins<Vopd_top> pins;
+    pins.sample(finite(0, 0, row.first));
+    EXPECT_EQ(raised(pins.sample(finite(0, 1, row.second)), Flag::kForecast), row.forecast)
+        << row.first;
+  }
+}
+
+TEST(Jump, NeedsSixteenSamplesAndMoreThanTheThreshold) {
+  struct Row {
+    int samples;
+    std::uint32_t last;
+    bool jump;
+  };
+  const Row rows[] = {
+      {16, 0x4820, true},   // x 98 - 1 = 97 > 96
+      {16, 0x4800, false},  // x 97 - 1 = 96
+      {15, 0x4820, false},
+  };
+  for (const Row& row : rows) {
+    Pins<Vopd_top> pins;
+    for (int i = 0; i < row.samples; ++i)
+      pins.sample(finite(0, static_cast<std::uint32_t>(i), kOne));
+    EXPECT_EQ(raised(pins.sample(finite(0, 99, row.last)), Flag::kJump), row.jump) << row.samples;
+  }
+}
+
+TEST(Warmup, IsLoweredAfterSixteenUsableSamples) {
+  Pins<Vopd_top> pins;
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(pins.sample(finite(0, i, kOne)).flags, flag_bit(Flag::kWarmup)) << i;
+    pins.sample(finite(0, i, 0));  // not usable: does not count
+  }
+  EXPECT_EQ(pins.sample(finite(0, 16, kOne)).flags, 0);
+}
+
+TEST(Reseed, AfterARunOfNonfiniteSamplesOnly) {
+  Config config;
+  config.baseline_reseed_run = 3;
+  config.baseline_warmup_samples = 1;
+  Pins<Vopd_top> pins(config);
+  const auto in_warmup = [&](std::uint32_t step) {
+    return raised(pins.sample(finite(0, step, kOne)), Flag::kWarmup);
+  };
+  EXPECT_TRUE(in_warmup(0));
+  pins.sample(nonfinite(0, 1));
+  pins.sample(nonfinite(0, 2));
+  pins.sample(finite(0, 3, 0));  // finite: ends the run
+  pins.sample(nonfinite(0, 4));
+  pins.sample(nonfinite(0, 5));
+  EXPECT_FALSE(in_warmup(6));
+  for (std::uint32_t step = 7; step < 10; ++step) pins.sample(nonfinite(0, step));
+  EXPECT_TRUE(in_warmup(10));
+  EXPECT_FALSE(in_warmup(11));
+
+  config.baseline_reseed_run = 0;  // never
+  Pins<Vopd_top> never(config);
+  never.sample(finite(0, 0, kOne));
+  for (std::uint32_t step = 1; step < 300; ++step) never.sample(nonfinite(0, step));
+  EXPECT_FALSE(raised(never.sample(finite(0, 300, kOne)), Flag::kWarmup));
+}
+
+TEST(Risk, IsTheSaturatingSumOfWeights) {
+  Config config;
+  config.weight_critical = 100;
+  config.weight_saturated = 7;
+  config.weight_warmup = 30;
+  config.weight_nonfinite = 200;
+  Pins<Vopd_top> pins(config);
+  Statistic s = finite(0, 0, 0x7BFF);
+  s.summary.saturated_count = 1;
+  EXPECT_EQ(pins.sample(s).risk, 137);  // CRITICAL, SATURATED, WARMUP
+  s.summary.nonfinite_count = 1;
+  EXPECT_EQ(pins.sample(s).risk,
+            237);  // NONFINITE, SATURATED, WARMUP: no CRITICAL on a non-finite sample
+  config.weight_warmup = 255;
+  Pins<Vopd_top> saturating(config);
+  EXPECT_EQ(saturating.sample(s).risk, 255);
+}
+
+TEST(State, IsPerOperator) {
+  Pins<Vopd_top> pins;
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    for (std::uint16_t op = 0; op < 256; op = static_cast<std::uint16_t>(op + 85)) {
+      pins.sample(finite(op, i, op == 85 ? 0x4820 : kOne));
+    }
+  }
+  EXPECT_FALSE(raised(pins.sample(finite(85, 16, 0x4820)), Flag::kJump));
+  EXPECT_TRUE(raised(pins.sample(finite(170, 16, 0x4820)), Flag::kJump));
+  EXPECT_TRUE(raised(pins.sample(finite(84, 16, 0x4820)), Flag::kWarmup));
+}
+
+}  // namespace
+}  // namespace opd::tb
