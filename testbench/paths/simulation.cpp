@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include <systemc>
+#include <tlm>
 
 #include "opd/sc/device.hpp"
 #include "opd/sc/loosely_timed_device.hpp"
@@ -258,8 +259,10 @@ struct Simulation::Modules : public sc_core::sc_module {
   PathResult lt_result;
 };
 
-Simulation::Simulation(const SimulationOptions& options)
-    : modules_(std::make_unique<Modules>("opd", options)) {}
+Simulation::Simulation(const SimulationOptions& options) : modules_(std::make_unique<Modules>("opd", options)) {
+  // Local time may run ahead: nothing else happens while the loosely timed unit runs.
+  tlm::tlm_global_quantum::instance().set(sc_core::sc_time(100, sc_core::SC_US));
+}
 Simulation::~Simulation() = default;
 
 LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevice* rtl,
