@@ -1,7 +1,6 @@
 // Vectorised tap statistics. With magnitudes as signed integers every class is one comparison,
-// whose result
-// (-1 or 0) is subtracted from a counter in vector lanes. Lane counters are as narrow as the
-// elements, so a block ends before an 8-bit one can wrap.
+// whose result (-1 or 0) is subtracted from a counter in vector lanes. Lane counters are as narrow
+// as the elements, so a block ends before an 8-bit one can wrap.
 //
 // A block keeps the maximum of all magnitudes and counts what is common: zeros and subnormals. Only
 // a block whose maximum reaches the largest finite value is read again, from the L1 cache, to tell
@@ -21,9 +20,11 @@ namespace opd::ref {
 namespace {
 
 // 255 additions of at most 1 fit an 8-bit lane. The same block serves the wider lanes: 8 KiB stay
-// in the L1 cache for the second reading, and prefetching one block ahead keeps the memory busy
-// meanwhile.
+// in the L1 cache for the second reading.
 constexpr std::size_t kBlockVectors = 255;
+
+// Bytes. Far enough to keep the memory busy while a block is widened or read again; measured.
+constexpr std::size_t kPrefetchDistance = 2048;
 
 template <class Lane, std::size_t Bytes>
 using Vector [[gnu::vector_size(Bytes)]] = Lane;
@@ -59,10 +60,10 @@ template <std::size_t Bytes>
   return sum;
 }
 
-/// Asks for the line `distance` bytes ahead; past the end of the buffer this has no effect.
-[[gnu::always_inline]] inline void prefetch(const std::byte* address, std::size_t distance) {
-  __builtin_prefetch(
-      reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(address) + distance));
+/// Asks for the line kPrefetchDistance ahead; past the end of the buffer this has no effect.
+[[gnu::always_inline]] inline void prefetch(const std::byte* address) {
+  const auto ahead = reinterpret_cast<std::uintptr_t>(address) + kPrefetchDistance;
+  __builtin_prefetch(reinterpret_cast<const void*>(ahead));
 }
 
 std::uint32_t load(const std::byte* element, std::size_t size) {
@@ -122,7 +123,7 @@ template <Format kFormat, std::size_t Bytes>
     Counts normal{}, zero{};
 #pragma GCC unroll 4
     for (std::size_t v = block; v < block_end; ++v) {
-      prefetch(elements + v * Bytes, kBlockVectors * Bytes);
+      prefetch(elements + v * Bytes);
       Lanes mag;
       load_magnitudes(mag, elements + v * Bytes, kMask);
       block_max = mag > block_max ? mag : block_max;

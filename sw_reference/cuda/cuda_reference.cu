@@ -1,7 +1,9 @@
-// Batches of completions on the device: one kernel summarises chunks (memory bound, the only one that touches
-// elements), CUB reduces the chunks of every completion, Thrust runs one detector thread per operator.
+// Batches of completions on the device: one kernel summarises chunks (memory bound, the only one
+// that touches elements), CUB reduces the chunks of every completion, Thrust runs one detector
+// thread per operator.
 //
-//   order  : one stream; a batch starts when the one before it has ended, so its detectors see the new state
+//   order  : one stream; a batch starts when the one before it has ended, so its detectors see the
+//            new state
 //   sync   : none in submit; tables and results travel through pinned memory
 #include <cuda_runtime.h>
 #include <thrust/system/cuda/execution_policy.h>
@@ -24,8 +26,8 @@ namespace {
 
 constexpr unsigned kBlockThreads = 256;
 constexpr unsigned kWarps = kBlockThreads / 32;
-// 256 KiB per block are 64 loads of 16 bytes per thread: the reduction at the end is small beside them, and a
-// GiB still makes 4096 blocks.
+// 256 KiB per block are 64 loads of 16 bytes per thread: the reduction at the end is small beside
+// them, and a GiB still makes 4096 blocks.
 constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
 
 void check(cudaError_t status, const char* call) {
@@ -148,8 +150,8 @@ struct CudaReference::Impl {
   std::size_t max_chunks;
   std::uint32_t unseen_count = 0;
 
-  // The stream is declared before all that it uses: on destruction the arrays go first, after the wait in
-  // ~CudaReference.
+  // The stream is declared before all that it uses: on destruction the arrays go first, after the
+  // wait in ~Impl.
   Stream stream;
   DeviceArray<ref::Segment> segments;
   DeviceArray<ref::Chunk> chunks;
@@ -210,7 +212,8 @@ struct CudaReference::Impl {
   }
 
   ~Impl() {
-    // Nothing may be freed while the device still works on it. An error here was or will be reported by fetch.
+    // Nothing may be freed while the device still works on it. An error here was or will be
+    // reported by fetch.
     if (stream != nullptr) static_cast<void>(cudaStreamSynchronize(stream.get()));
   }
 
@@ -223,7 +226,8 @@ struct CudaReference::Impl {
           "cub::DeviceSegmentedReduce::Reduce");
   }
 
-  /// Legal completions as segments, host elements packed into the slot's staging memory. Returns the staged bytes.
+  /// Legal completions as segments, host elements packed into the slot's staging memory. Returns
+  /// the staged bytes.
   std::size_t stage(Slot& slot, std::uint32_t first_seq, std::span<const Completion> completions,
                     Memory memory, std::vector<ref::Segment>& legal, std::uint32_t& illegal) const {
     std::size_t staged = 0, total = 0;

@@ -1,5 +1,5 @@
-// The batch pipeline on Thrust's host back end, and the GPU kernel's slices thread by thread, against the CPU
-// reference.
+// The batch pipeline on Thrust's host back end, and the GPU kernel's slices thread by thread,
+// against the CPU reference.
 #include <gtest/gtest.h>
 #include <thrust/execution_policy.h>
 
@@ -48,7 +48,8 @@ TEST(ReferenceSlice, ABlockOfThreadsIsTheSerialSummary) {
   EXPECT_EQ(compared, 3500u);
 }
 
-// Every pattern of the narrow formats in every lane of a tile word, with neighbours that would catch a carry.
+// Every pattern of the narrow formats in every lane of a tile word, with neighbours that would
+// catch a carry.
 template <Format kFormat>
 std::size_t every_pattern_in_every_lane() {
   using P = ref::Packed<kFormat>;

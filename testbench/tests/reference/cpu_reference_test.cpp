@@ -1,4 +1,5 @@
-// The detection unit of all operators: records, independence of operators, illegal completions, bad arguments.
+// The detection unit of all operators: records, independence of operators, illegal completions, bad
+// arguments.
 #include <gtest/gtest.h>
 
 #include <cstring>

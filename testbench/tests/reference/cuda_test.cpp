@@ -1,4 +1,5 @@
-// CudaReference through its public interface with host memory. opd_cuda_check compares far more on a device.
+// CudaReference through its public interface with host memory. opd_cuda_check compares far more on
+// a device.
 #include "opd/reference/cuda.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Classification and log2 code of single elements: exhaustive for 8 and 16 bits, stratified for FP32.
+// Classification and log2 code of single elements: exhaustive for 8 and 16 bits, stratified for
+// FP32.
 #include "opd/reference/element.hpp"
 
 #include <gtest/gtest.h>

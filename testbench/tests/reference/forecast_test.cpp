@@ -1,4 +1,5 @@
-// Forecast engine and risk: a second formulation in floating point, and the properties that docs/numerics.md names.
+// Forecast engine and risk: a second formulation in floating point, and the properties that
+// docs/numerics.md names.
 #include "opd/reference/forecast.hpp"
 
 #include <gtest/gtest.h>
@@ -25,7 +26,8 @@ TapSummary sample_at(double log2_value) {
 
 constexpr OpDescriptor kFp32{.op = 0, .format = Format::kFp32, .step = 0, .scale_log2 = 0};
 
-/// The engine in doubles (exact: all values are multiples of 1/256 below 2^20) with floor in place of shifts.
+/// The engine in doubles (exact: all values are multiples of 1/256 below 2^20) with floor in place
+/// of shifts.
 struct RealEngine {
   double baseline = 0, age = 0, run = 0;
 
@@ -108,8 +110,8 @@ TEST(ReferenceForecast, AgreesWithARealValuedEngine) {
   }
 }
 
-// A steady ramp of s bits per step: FORECAST about 30 steps before the limit, as long as that is inside
-// forecast_headroom (4 bits), and never before the headroom is.
+// A steady ramp of s bits per step: FORECAST about 30 steps before the limit, as long as that is
+// inside forecast_headroom (4 bits), and never before the headroom is.
 TEST(ReferenceForecast, RampIsForecastAboutThirtySteps) {
   const Config config;
   std::size_t ramps = 0;

@@ -1,6 +1,7 @@
 #pragma once
-// What the formats mean, by value: an oracle that shares nothing with the bit patterns of the reference. Elements
-// are decoded to double (exact for all five formats) and classified by comparing numbers.
+// What the formats mean, by value: an oracle that shares nothing with the bit patterns of the
+// reference. Elements are decoded to double (exact for all five formats) and classified by
+// comparing numbers.
 #include <algorithm>
 #include <array>
 #include <cmath>

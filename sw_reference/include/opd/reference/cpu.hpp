@@ -25,8 +25,7 @@ Isa best_isa();
 /// Empty : the default TapSummary.
 /// Exact : equal to summarise_serial.
 /// Errors: std::invalid_argument for an unknown format, a size that is no multiple of the element
-/// size, or a
-///         counter_width outside 2..32.
+///         size, or a counter_width outside 2..32.
 TapSummary summarise(Format format, std::span<const std::byte> elements,
                      unsigned counter_width = 32);
 
@@ -39,7 +38,7 @@ TapSummary summarise(Format format, std::span<const std::byte> elements, unsigne
 ///
 /// enabled : one byte per element, 0 = the lane is disabled; empty = all enabled.
 /// Errors  : as summarise, and std::invalid_argument when `enabled` is neither empty nor one byte
-/// per element.
+///           per element.
 TapSummary summarise_serial(Format format, std::span<const std::byte> elements,
                             std::span<const std::uint8_t> enabled = {},
                             unsigned counter_width = 32);

@@ -1,6 +1,6 @@
 #pragma once
-// Software reference on a CUDA device: the functors of the CPU reference, batches of completions, detector
-// state that stays on the device.
+// Software reference on a CUDA device: the functors of the CPU reference, batches of completions,
+// detector state that stays on the device.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,8 +22,8 @@ bool device_available(std::string* reason = nullptr);
 /// Where the elements of a batch lie.
 enum class Memory { kHost, kDevice };
 
-/// One completion of a batch. Its summary is that of `elements` and `statistic` together; the default of
-/// either is empty, so a ready statistic has no elements and a tensor has no statistic.
+/// One completion of a batch. Its summary is that of `elements` and `statistic` together; the
+/// default of either is empty, so a ready statistic has no elements and a tensor has no statistic.
 struct Completion {
   OpDescriptor descriptor;
   std::span<const std::byte>
@@ -40,18 +40,16 @@ struct Result {
 
 /// Sizes that are allocated once, by the constructor.
 struct Limits {
-  std::size_t completions = std::size_t{1} << 16;    ///< per batch, >= 1
-  std::size_t element_bytes = std::size_t{1} << 30;  ///< per batch, host and device elements
-  std::size_t staging_bytes =
-      std::size_t{64}
-      << 20;  ///< pinned, per batch in flight: host elements, each rounded up to 16 bytes
-  unsigned in_flight = 2;  ///< batches submitted and not yet fetched, >= 1
+  std::size_t completions = 65536;         ///< per batch, >= 1
+  std::size_t element_bytes = 1073741824;  ///< per batch, host and device elements
+  std::size_t staging_bytes = 67108864;    ///< pinned: host elements, each rounded up to 16 bytes
+  unsigned in_flight = 2;                  ///< batches submitted and not yet fetched, >= 1
 };
 
 /// Detection unit of all operators on the current CUDA device.
 ///
-/// `submit` copies its arguments to pinned memory, enqueues everything on one stream of its own and returns;
-/// only `fetch` and `states` wait.
+/// `submit` copies its arguments to pinned memory, enqueues everything on one stream of its own and
+/// returns; only `fetch` and `states` wait.
 /// Errors: std::runtime_error naming the CUDA call, everywhere.
 class CudaReference {
  public:
@@ -62,14 +60,17 @@ class CudaReference {
   CudaReference(CudaReference&&) noexcept;
   CudaReference& operator=(CudaReference&&) noexcept;
 
-  /// Enqueues completions first_seq, first_seq + 1, ... Illegal ones use up their seq and count as unseen.
-  /// Device elements must be complete, or produced on stream(), and stay valid until the batch is fetched.
-  /// Errors: std::invalid_argument when a limit is exceeded, a size is no multiple of the element size or a
-  ///         device address is not aligned to it; std::logic_error when in_flight batches wait to be fetched.
+  /// Enqueues completions first_seq, first_seq + 1, ... Illegal ones use up their seq and count as
+  /// unseen. Device elements must be complete, or produced on stream(), and stay valid until the
+  /// batch is fetched.
+  /// Errors: std::invalid_argument when a limit is exceeded, a size is no multiple of the element
+  ///         size or a device address is not aligned to it; std::logic_error when in_flight batches
+  ///         wait to be fetched.
   void submit(std::uint32_t first_seq, std::span<const Completion> completions,
               Memory memory = Memory::kHost);
 
-  /// Waits for the oldest batch in flight and returns one result per completion, in the order submitted.
+  /// Waits for the oldest batch in flight and returns one result per completion, in the order
+  /// submitted.
   /// Errors: std::logic_error when no batch is in flight.
   std::vector<Result> fetch();
 

@@ -3,9 +3,10 @@
 // average of the log2 code; how far a sample stands above it is a rate, and rate against headroom
 // is the forecast.
 //
-//   range  : |baseline| <= 32,896 (17 bits), |deviation| <= 65,404 (18 bits), all in 1/128 bit:
-//   int32 holds everything empty  : an output without a finite non-zero element raises no rate flag
-//   and leaves the baseline alone source : docs/numerics.md "Samples", "Forecast engine", "Risk"
+//   range  : |baseline| <= 32,896 (17 bits), |deviation| <= 65,404 (18 bits), both in 1/128 bit
+//   empty  : an output without a finite non-zero element raises no rate flag and leaves the
+//            baseline alone
+//   source : docs/numerics.md "Samples", "Forecast engine", "Risk"
 #include <cstdint>
 
 #include "opd/reference/log2_code.hpp"

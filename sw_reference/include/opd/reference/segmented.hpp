@@ -1,8 +1,10 @@
 #pragma once
-// A batch of completions as data-parallel steps, written once for every Thrust back end: the summaries of all
-// completions (a segmented reduction), then the detectors (one thread per operator).
+// A batch of completions as data-parallel steps, written once for every Thrust back end: the
+// summaries of all completions (a segmented reduction), then the detectors (one thread per
+// operator).
 //
-//   order  : completions are grouped by operator and stay in seq order within it; the detector walks its group
+//   order  : completions are grouped by operator and stay in seq order within it; the detector
+//            walks its group
 //   exact  : equal to CpuReference, completion by completion
 //   source : docs/numerics.md, docs/controller.md
 #include <thrust/for_each.h>
@@ -23,7 +25,8 @@
 
 namespace opd::ref {
 
-/// One legal completion. Elements and statistic are parts of one summary; usually one of them is empty.
+/// One legal completion. Elements and statistic are parts of one summary; usually one of them is
+/// empty.
 struct Segment {
   OpDescriptor descriptor;
   std::uint32_t seq = 0;
@@ -162,7 +165,8 @@ void summarise_segments(const Policy& policy, const Chunk* chunks, std::size_t c
                         thrust::equal_to<std::uint32_t>(), Combine{counter_width});
 }
 
-/// Advances the detectors of `group_count` operators. All pointers of `advance` belong to the policy's memory.
+/// Advances the detectors of `group_count` operators. All pointers of `advance` belong to the
+/// policy's memory.
 template <class Policy>
 void advance_ops(const Policy& policy, const AdvanceOp& advance, std::size_t group_count) {
   thrust::for_each_n(policy, thrust::counting_iterator<std::size_t>(0), group_count, advance);

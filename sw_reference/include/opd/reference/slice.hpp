@@ -1,12 +1,13 @@
 #pragma once
-// One thread's share of a chunk of elements, read 16 bytes at a time and classified several elements per
-// 32-bit word. It is what the GPU kernel runs; being plain integer code it is tested thread by thread on the CPU.
+// One thread's share of a chunk of elements, read 16 bytes at a time and classified several
+// elements per 32-bit word. It is what the GPU kernel runs; being plain integer code it is tested
+// thread by thread on the CPU.
 //
-// A magnitude leaves the top bit of its lane free, so mag + (2^(w-1) - t) sets that bit exactly when mag >= t:
-// one addition compares all lanes of a word, and no carry leaves a lane.
+// A magnitude leaves the top bit of its lane free, so mag + (2^(w-1) - t) sets that bit exactly
+// when mag >= t: one addition compares all lanes of a word, and no carry leaves a lane.
 //
-//   cost   : about 17 integer operations per 32-bit word; a tile that touches the limit is read element by
-//            element instead (the definition, tap.hpp)
+//   cost   : about 17 integer operations per 32-bit word; a tile that touches the limit is read
+//            element by element instead (the definition, tap.hpp)
 //   exact  : the slices of a chunk, combined in any order, equal the serial summary
 //   source : docs/numerics.md "Tap"
 #include <cstddef>
@@ -107,12 +108,14 @@ OPD_HOST_DEVICE inline std::uint32_t load_element(const std::byte* address) {
   if constexpr (kBytes == 4) return *reinterpret_cast<const std::uint32_t*>(address);
 }
 
-/// Summary of the elements that thread `thread` of `num_threads` reads: 16-byte loads side by side with its
-/// neighbours', four in flight, and at most one element before and one after the aligned middle per 16 threads.
+/// Summary of the elements that thread `thread` of `num_threads` reads: 16-byte loads side by side
+/// with its neighbours', four in flight. What lies before and after the aligned middle is fewer than
+/// 16 elements each, one per thread.
 ///
-/// Shape : `count` elements (fewer than 2^32) at `elements`, a multiple of the element size; the first has index
-///         first_index. num_threads >= 16.
-/// Empty : the default TapSummary. Counters do not saturate; clamp_summary does that once, after the reduction.
+/// Shape : `count` elements (fewer than 2^32) at `elements`, a multiple of the element size; the
+///         first has index first_index. num_threads >= 16.
+/// Empty : the default TapSummary. Counters do not saturate; clamp_summary does that once, after
+///         the reduction.
 template <Format kFormat>
 OPD_HOST_DEVICE inline TapSummary summarise_slice(const std::byte* elements, std::uint64_t count,
                                                   std::uint64_t first_index, unsigned thread,

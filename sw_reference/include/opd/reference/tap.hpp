@@ -3,8 +3,7 @@
 // `combine` merges two parts of it in any order.
 //
 //   exact  : min(a + b, cap), min and max are associative and commutative, and saturating the parts
-//   first
-//            changes nothing, so every reduction tree gives the serial result
+//            first changes nothing, so every reduction tree gives the serial result
 //   empty  : a default TapSummary is the identity of `combine`
 //   source : docs/numerics.md "Tap"
 #include <cstdint>
