@@ -65,4 +65,16 @@ struct GpuModel {
   }
 };
 
+/// What the tap adds to the vector unit's work. Computed, not measured (docs/metrics.md, "Energy").
+struct TapModel {
+  static constexpr double kFemtojoulePerBit = 3.1;  ///< integer add or compare, 45 nm
+  static constexpr double kReadPicojoulePerBit = 3.9;  ///< HBM2, for what software reads again
+  static constexpr unsigned kOperationsPerElement = 10;  ///< of the software statistic: mask, four classes, maximum, four counts
+  /// A beat of W bits: every bit passes the maximum and the comparisons with the format's largest finite and smallest normal
+  /// magnitudes; six 32-bit counters follow.
+  [[nodiscard]] static double picojoule_per_beat(unsigned datapath_width) {
+    return (3.0 * datapath_width + 6 * 32) * kFemtojoulePerBit / 1000;
+  }
+};
+
 }  // namespace opd::tb

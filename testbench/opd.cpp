@@ -112,7 +112,8 @@ void dump_waveform(const ReplayOptions& options, const TraceResult& result, cons
   std::vector<std::string> words = {"opd", "replay", result.file.string(), "--out", options.out.string(), "--paths", "rtl,systemc",
                                     "--waveform",
                                     fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
-                                    "--bubbles", std::to_string(options.bubbles), "--streams", std::to_string(options.streams)};
+                                    "--bubbles", std::to_string(options.bubbles), "--streams", std::to_string(options.streams),
+                                    "--lane-latency", std::to_string(options.lane_latency)};
   for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
   if (options.plant_fault == "rtl" || options.plant_fault == "systemc") words.insert(words.end(), {"--plant-fault", *options.plant_fault});
   std::vector<char*> arguments;
@@ -222,7 +223,9 @@ int run(int argc, char** argv) {
   replay_command->add_option("--out", options.out, "Folder for summary.json, report.html and the record streams");
   replay_command->add_option("--set", settings, "Configuration field NAME=VALUE (docs/registers.md); may be repeated")
       ->allow_extra_args(false);
-  replay_command->add_option("--bubbles", options.bubbles, "Idle clocks between operators")->check(CLI::Range(0u, 1000000u));
+  replay_command->add_option("--bubbles", options.bubbles, "Idle clocks between operators")->check(CLI::Range(0u, 65535u));
+  replay_command->add_option("--lane-latency", options.lane_latency, "Clocks from an operator's issue to its first beat")
+      ->check(CLI::Range(1u, 1024u));
   replay_command->add_option("--streams", options.streams, "Operators interleaved beat by beat");
   replay_command->add_option("--plant-fault", fault, "Falsify the configuration of one path, to see the check fail");
   replay_command->add_option("--waveform", window, "Only dump cycles FIRST:LAST of one trace to OUT/<trace>.fst");

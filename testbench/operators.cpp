@@ -19,6 +19,7 @@ OperatorStream::OperatorStream(const trace::Trace& trace, unsigned num_ops)
       if (elements.empty()) continue;
       ++raw_operators_;
       raw_bytes_ += elements.size();
+      raw_elements_ += trace.probes()[probe].elements;
       const TapSummary told = trace.statistic(step, probe);
       const TapSummary seen = ref::summarise(trace.probes()[probe].format, elements);
       if (told.max_mag != seen.max_mag || told.nonfinite_count != seen.nonfinite_count) {

@@ -31,6 +31,7 @@ class OperatorStream {
   [[nodiscard]] std::size_t probes() const { return probes_; }
   [[nodiscard]] std::size_t raw_operators() const { return raw_operators_; }
   [[nodiscard]] std::uint64_t raw_bytes() const { return raw_bytes_; }
+  [[nodiscard]] std::uint64_t raw_elements() const { return raw_elements_; }
 
  private:
   const trace::Trace& trace_;
@@ -38,6 +39,7 @@ class OperatorStream {
   std::size_t probes_;
   std::size_t raw_operators_ = 0;
   std::uint64_t raw_bytes_ = 0;
+  std::uint64_t raw_elements_ = 0;
 };
 
 }  // namespace opd::tb

@@ -105,7 +105,8 @@ TraceResult replay_one(const ReplayOptions& options, const std::filesystem::path
                      .probes = operators.probes(),
                      .raw_operators = operators.raw_operators(),
                      .statistic_operators = operators.size() - operators.raw_operators(),
-                     .raw_bytes = operators.raw_bytes()};
+                     .raw_bytes = operators.raw_bytes(),
+                     .raw_elements = operators.raw_elements()};
   for (const trace::Probe& probe : trace.probes()) result.probe_names.push_back(probe.name);
   progress(fmt::format("{} {}: {} steps, {} probes, {} operators, {:.1f} MB of raw elements", heading, result.name,
                        result.steps, result.probes, operators.size(), static_cast<double>(result.raw_bytes) / 1e6));
@@ -179,6 +180,7 @@ std::vector<TraceResult> replay(const ReplayOptions& options, const std::functio
     simulation = std::make_unique<Simulation>(SimulationOptions{.device = options.device,
                                                                 .config = config_of(options, "systemc"),
                                                                 .loosely_timed_config = config_of(options, "systemc-lt"),
+                                                                .lane_latency = options.lane_latency,
                                                                 .bubbles = options.bubbles,
                                                                 .streams = options.streams});
   }

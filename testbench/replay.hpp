@@ -22,6 +22,7 @@ struct ReplayOptions {
   std::filesystem::path out;                     ///< folder for results; empty = none are written
   DeviceParameters device;
   Config config;
+  unsigned lane_latency = 4;
   unsigned bubbles = 0;
   unsigned streams = 1;
   std::optional<std::string> plant_fault;        ///< path whose configuration is falsified, to see the check bite
@@ -36,7 +37,7 @@ struct TraceResult {
   bool raw = false;                              ///< any operator went through the datapath
   std::size_t steps = 0, probes = 0;
   std::size_t raw_operators = 0, statistic_operators = 0;
-  std::uint64_t raw_bytes = 0;
+  std::uint64_t raw_bytes = 0, raw_elements = 0;
   std::vector<PathResult> paths;
   std::map<std::string, std::string> skipped;    ///< path -> reason
   std::vector<RecordComparison> comparisons;     ///< each path against the first one

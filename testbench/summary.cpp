@@ -11,7 +11,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr double kClockGhz = 1.0;        // stated, not measured: cycles -> ns
-constexpr double kHbmPicojoulePerBit = 3.9;  // docs/metrics.md "Energy"
 
 ordered_json spread_json(const Spread& s) {
   return {{"minimum", s.minimum}, {"median", s.median}, {"p99", s.p99}, {"maximum", s.maximum}};
@@ -55,7 +54,7 @@ ordered_json executed_json(const PathResult& path) {
 }
 
 /// Reaction and overhead of one path (docs/metrics.md). Every figure says how it came about.
-ordered_json path_json(const TraceResult& result, const PathResult& path) {
+ordered_json path_json(const ReplayOptions& options, const TraceResult& result, const PathResult& path) {
   ordered_json json{{"path", path.path}, {"records", path.completions.size()}, {"unseen", path.unseen_count},
                     {"seconds", path.seconds}};
   if (path.path == "rtl" || path.path == "systemc") {
@@ -68,6 +67,13 @@ ordered_json path_json(const TraceResult& result, const PathResult& path) {
     json["queue_high_water"] = path.queue_high_water;
     json["operators_executed_in_mode"] = executed_json(path);
     json["extra_element_bytes"] = 0;
+    json["extra_operations"] = 0;
+    const double beats_per_operator =
+        result.raw_operators == 0 ? 0.0 : static_cast<double>(path.beats) / static_cast<double>(result.raw_operators);
+    json["energy"] = {{"basis", "modelled"},
+                      {"picojoule_per_beat", TapModel::picojoule_per_beat(options.device.datapath_width)},
+                      {"nanojoule_per_operator",
+                       beats_per_operator * TapModel::picojoule_per_beat(options.device.datapath_width) / 1000}};
   } else if (path.path == "systemc-lt") {
     json["reaction"] = {{"basis", "annotated"}};
     json["extra_element_bytes"] = 0;
@@ -76,6 +82,7 @@ ordered_json path_json(const TraceResult& result, const PathResult& path) {
                         {"nanoseconds", spread_json(spread_of(path.reaction_ns))},
                         {"statistic_nanoseconds", spread_json(spread_of(path.statistic_reaction_ns))}};
     json["extra_element_bytes"] = path.bytes_read;
+    json["extra_operations"] = result.raw_elements * TapModel::kOperationsPerElement;
     json["microseconds_per_step"] = result.steps == 0 ? 0.0 : path.seconds * 1e6 / static_cast<double>(result.steps);
   }
   return json;
@@ -98,10 +105,10 @@ ordered_json modelled_gpu_json(const TraceResult& result) {
            {{"launch_and_synchronise_us", gpu.launch_and_synchronise_us},
             {"host_decision_us", gpu.host_decision_us}, {"register_write_us", gpu.register_write_us},
             {"bandwidth_bytes_per_us", gpu.bandwidth_bytes_per_us}}},
-          {"reread_energy_nanojoule_per_operator", bytes * 8 * kHbmPicojoulePerBit / 1000}};
+          {"reread_energy_nanojoule_per_operator", bytes * 8 * TapModel::kReadPicojoulePerBit / 1000}};
 }
 
-ordered_json trace_json(const TraceResult& result) {
+ordered_json trace_json(const ReplayOptions& options, const TraceResult& result) {
   ordered_json json{{"name", result.name},
                     {"file", result.file.filename().string()},
                     {"label", result.label},
@@ -141,7 +148,7 @@ ordered_json trace_json(const TraceResult& result) {
   }
   json["reaction_cycles"] = result.path("systemc") != nullptr ? ordered_json(result.reaction_cycles.maximum) : ordered_json();
   json["reaction_and_overhead"] = ordered_json::array();
-  for (const PathResult& path : result.paths) json["reaction_and_overhead"].push_back(path_json(result, path));
+  for (const PathResult& path : result.paths) json["reaction_and_overhead"].push_back(path_json(options, result, path));
   if (result.path("cuda") == nullptr && result.raw_operators > 0) {
     json["reaction_and_overhead"].push_back(modelled_gpu_json(result));
   }
@@ -167,7 +174,7 @@ nlohmann::ordered_json summary_json(const ReplayOptions& options, const std::vec
   std::uint64_t records = 0, beats = 0, cycles = 0, mismatches = 0;
   json["traces"] = ordered_json::array();
   for (const TraceResult& result : results) {
-    json["traces"].push_back(trace_json(result));
+    json["traces"].push_back(trace_json(options, result));
     records += result.records_compared;
     beats += result.beats_compared;
     cycles += result.cycles_compared;

@@ -313,12 +313,11 @@ def _spread_cycles(spread: dict) -> str:
 
 
 def _overhead_row(entry: dict, figures: dict) -> list[str]:
-    """One path of one trace: path, basis, reaction, worst, stall cycles, bytes re-read, time per step, energy, run time."""
+    """One path of one trace: path, basis, reaction, worst, stall cycles, bytes re-read, operations, time per step, energy, run time."""
     path = _text(figures["path"])
     if figures.get("basis") == "modelled":
         return [path, '<span class="basis modelled">modelled</span>', _time(figures["reaction_microseconds"] * 1e3), DASH, DASH,
-                _bytes(entry["raw_bytes"]), DASH, f"{_number(figures['reread_energy_nanojoule_per_operator'] / 1e3)}&nbsp;&micro;J",
-                DASH]
+                _bytes(entry["raw_bytes"]), DASH, DASH, f"{_number(figures['reread_energy_nanojoule_per_operator'])}&nbsp;nJ", DASH]
     basis = figures["reaction"]["basis"]
     reaction = worst = DASH
     if basis == "counted":
@@ -332,8 +331,10 @@ def _overhead_row(entry: dict, figures: dict) -> list[str]:
     step = figures.get("microseconds_per_step")
     return [path, f'<span class="basis {basis}">{basis}</span>', reaction, worst,
             f"{figures['stall_cycles']:,}" if "stall_cycles" in figures else DASH, _bytes(figures["extra_element_bytes"]),
+            f"{figures['extra_operations']:,}" if "extra_operations" in figures else DASH,
             _time(step * 1e3) if step is not None else DASH,
-            "0" if figures["extra_element_bytes"] == 0 else DASH, _time(figures["seconds"] * 1e9)]
+            f"{_number(figures['energy']['nanojoule_per_operator'])}&nbsp;nJ" if "energy" in figures else DASH,
+            _time(figures["seconds"] * 1e9)]
 
 
 def _overhead(summary: dict) -> str:
@@ -358,11 +359,12 @@ def _overhead(summary: dict) -> str:
         notes.append("<i>modelled</i>: computed, <b>not measured</b>, from these assumptions: kernel launch and "
                      f"synchronisation {a['launch_and_synchronise_us']}&nbsp;&micro;s, host decision "
                      f"{a['host_decision_us']}&nbsp;&micro;s, register write {a['register_write_us']}&nbsp;&micro;s, memory "
-                     f"{a['bandwidth_bytes_per_us'] / 1e6:g}&nbsp;TB/s. <i>Re-read energy</i>: reading one mean raw "
-                     "operator again from HBM2. Sources: <code>docs/metrics.md</code>.")
+                     f"{a['bandwidth_bytes_per_us'] / 1e6:g}&nbsp;TB/s. Sources: <code>docs/metrics.md</code>.")
+    notes.append("<i>Operations</i>: arithmetic that the path adds over the trace. <i>Energy per op</i>: always modelled, for one mean raw "
+                 "operator: the tap's comparisons and counters, against reading the elements again from HBM2.")
     return ("<section><h2>Reaction and overhead</h2>" +
-            _table(["trace", "path", "basis", "#reaction", "#worst", "#stall cycles", "#bytes re-read", "#time per step",
-                    "#re-read energy per op", "#run time"], rows) +
+            _table(["trace", "path", "basis", "#reaction", "#worst", "#stall cycles", "#bytes re-read", "#operations",
+                    "#time per step", "#energy per op", "#run time"], rows) +
             '<ul class="note">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>" +
             (f'<ul class="skipped">{"".join(unseen)}</ul>' if unseen else "") + "</section>")
 
