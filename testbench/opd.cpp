@@ -223,7 +223,7 @@ int run(int argc, char** argv) {
   replay_command->add_option("--out", options.out, "Folder for summary.json, report.html and the record streams");
   replay_command->add_option("--set", settings, "Configuration field NAME=VALUE (docs/registers.md); may be repeated")
       ->allow_extra_args(false);
-  replay_command->add_option("--bubbles", options.bubbles, "Idle clocks between operators")->check(CLI::Range(0u, 65535u));
+  replay_command->add_option("--bubbles", options.bubbles, "Idle clocks between operators of one stream (default 1: with one stream no completion is ever lost)")->check(CLI::Range(0u, 65535u));
   replay_command->add_option("--lane-latency", options.lane_latency, "Clocks from an operator's issue to its first beat")
       ->check(CLI::Range(1u, 1024u));
   replay_command->add_option("--streams", options.streams, "Operators interleaved beat by beat");

@@ -167,6 +167,12 @@ const PathResult* TraceResult::path(const std::string& wanted) const {
   return found == paths.end() ? nullptr : &*found;
 }
 
+std::uint32_t TraceResult::unseen() const {
+  std::uint32_t most = 0;
+  for (const PathResult& path : paths) most = std::max(most, path.unseen_count);
+  return most;
+}
+
 Config falsified(Config config) {
   config.baseline_warmup_samples ^= 1u;  // WARMUP falls one sample early or late
   return config;

@@ -23,7 +23,7 @@ struct ReplayOptions {
   DeviceParameters device;
   Config config;
   unsigned lane_latency = 4;
-  unsigned bubbles = 0;
+  unsigned bubbles = 1;                          ///< with one stream, no completion ever finds the op queue full
   unsigned streams = 1;
   std::optional<std::string> plant_fault;        ///< path whose configuration is falsified, to see the check bite
   std::optional<WaveformWindow> waveform;        ///< cycles of the (single) trace to dump
@@ -51,6 +51,8 @@ struct TraceResult {
   Spread reaction_cycles;                        ///< operators through the tap, rtl = systemc
   Spread sideband_cycles;                        ///< statistics
   [[nodiscard]] const PathResult* path(const std::string& name) const;
+  /// Completions that the device never saw; 0 when neither rtl nor systemc ran.
+  [[nodiscard]] std::uint32_t unseen() const;
 };
 
 /// Configuration with one field changed so that the path's decisions differ on any trace: its baseline follows faster.

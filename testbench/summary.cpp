@@ -189,18 +189,20 @@ nlohmann::ordered_json summary_json(const ReplayOptions& options, const std::vec
 
 std::string summary_table(const std::vector<TraceResult>& results) {
   std::string text = "\nCross-check\n";
-  text += fmt::format("  {:<16} {:<11} {:>9} {:>10} {:>11} {:>10}  {}\n", "trace", "kind", "records", "beats", "cycles",
-                      "mismatches", "paths");
-  std::uint64_t records = 0, beats = 0, cycles = 0, mismatches = 0;
+  text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}  {}\n", "trace", "kind", "records", "unseen", "beats",
+                      "cycles", "mismatches", "paths");
+  std::uint64_t records = 0, unseen = 0, beats = 0, cycles = 0, mismatches = 0;
   for (const TraceResult& r : results) {
-    text += fmt::format("  {:<16} {:<11} {:>9} {:>10} {:>11} {:>10}  {}\n", r.name, r.raw ? "raw" : "statistics",
-                        r.records_compared, r.beats_compared, r.cycles_compared, r.mismatches, joined(r.paths));
+    text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}  {}\n", r.name, r.raw ? "raw" : "statistics",
+                        r.records_compared, r.unseen(), r.beats_compared, r.cycles_compared, r.mismatches, joined(r.paths));
+    unseen += r.unseen();
     records += r.records_compared;
     beats += r.beats_compared;
     cycles += r.cycles_compared;
     mismatches += r.mismatches;
   }
-  text += fmt::format("  {:<16} {:<11} {:>9} {:>10} {:>11} {:>10}\n", "all", "", records, beats, cycles, mismatches);
+  text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}\n", "all", "", records, unseen, beats, cycles, mismatches);
+  if (unseen > 0) text += "  unseen: completions that found the op queue full; the detection unit took no notice of them\n";
 
   text += "\nDetection (an alarm is a risk of at least RISK.STABLE)\n";
   text += fmt::format("  {:<16} {:<11} {:>8} {:>10} {:>9}  {}\n", "trace", "label", "alarms", "per 1000", "downshifts",

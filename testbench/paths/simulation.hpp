@@ -19,7 +19,7 @@ struct SimulationOptions {
   Config config;               ///< of the SystemC device
   Config loosely_timed_config; ///< of the loosely timed device (differs only when a fault is planted)
   unsigned lane_latency = 4;   ///< clocks from issue to the first beat
-  unsigned bubbles = 0;        ///< idle clocks between operators of one stream
+  unsigned bubbles = 1;        ///< idle clocks between operators of one stream
   unsigned streams = 1;        ///< operators in flight
 };
 

@@ -262,7 +262,8 @@ def test_no_command_is_bad_usage():
 
 # --- SYS-04: unusual streams ----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("arguments", [["--bubbles", "3"], ["--streams", "4"], ["--streams", "3", "--bubbles", "1"],
+@pytest.mark.parametrize("arguments", [["--bubbles", "3"], ["--streams", "4"], ["--streams", "3", "--bubbles", "2"],
+                                       ["--lane-latency", "1"],
                                        ["--set", "quiet_steps=2", "--set", "safe_steps=1", "--set", "risk_stable=1"]])
 def test_every_format_interleaved_and_with_bubbles(small, tmp_path, arguments):
     opd("replay", small, "--out", tmp_path, *arguments)
@@ -271,6 +272,24 @@ def test_every_format_interleaved_and_with_bubbles(small, tmp_path, arguments):
     assert summary["mismatches"] == 0
     assert trace["records_compared"] == 24 * 6
     assert set(LOCKSTEP_PATHS) <= set(trace["paths"])
+
+
+def test_single_beat_operators_lose_nothing_by_default_and_say_so_when_they_do(tmp_path):
+    path = tmp_path / "tiny.safetensors"
+    probes = [Probe(f"op{i}", "activation", "FP16", (2,)) for i in range(40)]
+    writer = TraceWriter("tiny", "data", probes)
+    for step in range(20):
+        writer.add_step(step, raw={p.name: np.ones(2, np.float16) for p in probes}, max_abs=np.ones(40, np.float32),
+                        nonfinite=np.zeros(40, np.int64))
+    writer.write(path)
+    opd("replay", path, "--out", tmp_path)
+    trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
+    assert trace["records_compared"] == 800 and trace["reaction_cycles"] == 4 and trace["mismatches"] == 0
+    stdout = opd("replay", path, "--bubbles", "0", "--out", tmp_path).stdout
+    trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
+    unseen = 800 - trace["records_compared"]
+    assert unseen > 300 and trace["mismatches"] == 0  # one completion a clock into a unit that takes one every two
+    assert "op queue full" in stdout and f" {unseen} " in stdout and "systemc-lt" in trace["paths_skipped"]
 
 
 def test_statistics_only_trace_says_so(tmp_path):

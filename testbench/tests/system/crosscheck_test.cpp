@@ -129,12 +129,12 @@ TEST(PlantedFault, TheMutatedRtlIsNamedAtItsOperatorStepAndCycle) {
   EXPECT_EQ(result.cycles_compared, *d.cycle);
 }
 
-// "qk" takes four beats, so the detection unit is idle when it completes: 4 cycles. "norm" takes one and completes one clock
-// later, while the unit, which takes a completion every two clocks, is at work: it waits one clock.
+// Without bubbles. "qk" takes four beats, so the detection unit is idle when it completes: 4 cycles. "norm" takes one and
+// completes one clock later, while the unit, which takes a completion every two clocks, is at work: it waits one clock.
 TEST(Lockstep, TheFaultlessRtlIsEqualAndDecidesFourCyclesAfterTheLastBeat) {
   const trace::Trace trace = growing_trace(80);
   const OperatorStream operators(trace, rtl_parameters().num_ops);
-  Simulation simulation({.device = rtl_parameters()});
+  Simulation simulation({.device = rtl_parameters(), .bubbles = 0});
   const auto rtl = make_rtl_device({});
   const LockstepResult result = simulation.run_lockstep(operators, rtl.get());
   EXPECT_FALSE(result.divergence);
