@@ -71,7 +71,8 @@ module opd_op_queue #(
   assign unseen_count_o = unseen_count_q;
 
   `OPD_ASSERT(NeverUnderflows_A, pop_i, !empty_o)
-  `OPD_ASSERT(NeverOverflows_A, push_valid_i, 32'(level_q) <= QueueDepth && level_q <= high_water_q)
+  `OPD_ASSERT(NeverOverflows_A, store, !full_o || pop_i)
+  `OPD_ASSERT(HighWaterIsAHighest_A, push_valid_i, level_q <= high_water_q)
   `OPD_ASSERT(LevelIsPointerDistance_A, push_valid_i || pop_i,
       (32'(read_ptr_q) + 32'(level_q)) % QueueDepth == 32'(write_ptr_q))
 

@@ -23,7 +23,7 @@ module opd_state_memory #(
 
   opd_pkg::op_state_t word_q [NumOps];
   opd_pkg::op_state_t read_q;
-  logic [NumOps-1:0]  written_q;
+  logic               written_q [NumOps];
   logic               read_written_q;
 
   always_ff @(posedge clk_i) begin
@@ -33,7 +33,7 @@ module opd_state_memory #(
 
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) begin
-      written_q      <= '0;
+      written_q      <= '{default: 1'b0};
       read_written_q <= 1'b0;
     end else begin
       if (write_i) written_q[op_i] <= 1'b1;

@@ -95,6 +95,8 @@ module opd_beat_reduce #(
   assign beat_containers = (64*NumLeaves)'(beat_data_i);
   assign beat_lanes      = 64'(beat_lane_en_i);
 
+  // The whole of it for one beat. A task called by the clocked process, so that a simulator pays for
+  // valid beats only and keeps intermediate values in registers instead of in the model's memory.
   task automatic reduce_beat();
     // Constants of the format, in every lane of a container.
     container_t sign, lsb;
@@ -160,7 +162,10 @@ module opd_beat_reduce #(
       is_nonzero         = (mag + (sign - lsb)) & is_element;
       is_normal          = (mag + (sign - normal)) & is_element;
       is_largest_or_more = (mag + (sign - largest)) & is_element;
-      is_nonfinite       = (mag + (sign - largest - lsb)) & is_element;
+      is_nonfinite       = '0;
+      if (is_largest_or_more != '0) begin  // rare; a simulator gains, the result is the same
+        is_nonfinite = (mag + (sign - largest - lsb)) & is_element;
+      end
 
       best[c]            = mag & magnitude_mask(is_element & ~is_nonfinite, sign_index);
       elements[c]        = is_element >> 7;
