@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 
 #include <fmt/format.h>
 
@@ -155,6 +156,12 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   return json;
 }
 
+/// Area, state and critical path of the RTL as scripts/synth found them; null when the file is gone.
+ordered_json synthesis_json() {
+  std::ifstream stream(OPD_SYNTHESIS_JSON);
+  return stream ? ordered_json::parse(stream) : ordered_json();
+}
+
 std::string joined(const std::vector<PathResult>& paths) {
   std::string text;
   for (const PathResult& path : paths) text += (text.empty() ? "" : " ") + path.path;
@@ -171,6 +178,7 @@ nlohmann::ordered_json summary_json(const ReplayOptions& options, const std::vec
   ordered_json config;
   for (const ConfigField& field : kConfigFields) config[std::string(field.name)] = field.get(options.config);
   json["config"] = config;
+  json["synthesis"] = synthesis_json();
   std::uint64_t records = 0, beats = 0, cycles = 0, mismatches = 0;
   json["traces"] = ordered_json::array();
   for (const TraceResult& result : results) {
@@ -244,6 +252,15 @@ std::string summary_table(const std::vector<TraceResult>& results) {
       text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, "cuda", "modelled",
                           fmt::format("{:.1f} us", GpuModel{}.reaction_us(mean_raw_bytes(r))), "-", r.raw_bytes, "-");
     }
+  }
+  if (const ordered_json s = synthesis_json(); !s.is_null()) {
+    const auto& top = s["parts"]["opd_top"];
+    const auto& op = s["per_op"];
+    text += fmt::format(
+        "  synthesised ({}, {} operators): {:.0f} NAND2 equivalents, critical path {:.1f} ns; each further operator {:.0f} state "
+        "bits, {:.0f} NAND2\n",
+        s["library"].get<std::string>(), s["parameters"]["NumOps"].get<int>(), top["nand2_equivalents"].get<double>(),
+        top["critical_path_ns"].get<double>(), op["state_bits"].get<double>(), op["nand2_equivalents"].get<double>());
   }
   bool any_skipped = false;
   for (const TraceResult& r : results) {

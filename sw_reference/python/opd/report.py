@@ -369,6 +369,23 @@ def _overhead(summary: dict) -> str:
             (f'<ul class="skipped">{"".join(unseen)}</ul>' if unseen else "") + "</section>")
 
 
+def _synthesis(summary: dict) -> str:
+    """Area, state and critical path of the RTL, when the summary has them."""
+    figures = summary.get("synthesis")
+    if not figures:
+        return ""
+    rows = [[_text(name), f"{part['area_um2']:,.0f}", f"{part['nand2_equivalents']:,.0f}", f"{part['state_bits']:,.0f}",
+             f"{part['critical_path_ns']:.2f}"] for name, part in figures["parts"].items()]
+    per_op = figures["per_op"]
+    rows.append(["each further operator", f"{per_op['area_um2']:,.0f}", f"{per_op['nand2_equivalents']:,.0f}",
+                 f"{per_op['state_bits']:,.0f}", DASH])
+    told = ", ".join(f"{_text(name)} {value:,}" for name, value in figures["parameters"].items())
+    return ("<section><h2>Area and critical path</h2>" +
+            _table(["module", "#area (&micro;m&sup2;)", "#NAND2 equivalents", "#state bits", "#critical path (ns)"], rows) +
+            f'<p class="note">Mapped to {_text(figures["library"])} (180&nbsp;nm), without wires; {told}. State is made of flip-flops '
+            "here; a product would use an SRAM for the operators.</p></section>")
+
+
 def _detection(summary: dict) -> str:
     rows, flag_rows, incidents = [], [], []
     raised = [flag.name for flag in Flag if any(entry["detection"]["flags"].get(flag.name) for entry in summary["traces"])]
@@ -464,7 +481,7 @@ def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: 
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>opd replay: {_text(names)}</title>\n",
         f"<style>\n{here.with_suffix('.css').read_text('ascii')}</style></head>\n<body>\n",
-        _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _detection(summary), "\n",
+        _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _synthesis(summary), "\n", _detection(summary), "\n",
         "<noscript><p class=\"verdict idle\">The plots need JavaScript.</p></noscript>\n",
         "\n".join(_trace_section(i, entry, trace) for i, (entry, trace) in enumerate(entries)), "\n",
         _registers(summary["config"]), "\n",
