@@ -1,6 +1,6 @@
 """opd.trace: round trips, rules, determinism, and agreement with the C++ reader and writer.
 
-The tests of agreement need the helper trace_tool: CTest passes it in OPD_TRACE_TOOL, without it they are skipped.
+The tests of agreement need the helper trace_tool: scripts/test names it in OPD_TRACE_TOOL, without it they are skipped.
 """
 import json
 import os
@@ -21,7 +21,7 @@ from opd.trace import (COUNTS, FORMATS, KINDS, LABELS, SERIES, VALUES, Probe, Tr
                        element_statistics)
 
 TOOL = os.environ.get("OPD_TRACE_TOOL")
-needs_tool = pytest.mark.skipif(TOOL is None, reason="OPD_TRACE_TOOL is not set (run through CTest)")
+needs_tool = pytest.mark.skipif(TOOL is None, reason="OPD_TRACE_TOOL is not set (scripts/test sets it)")
 OPTIONAL_MATRICES = ("saturated", "subnormal", "zero", "min_abs", "mean", "var")
 
 

@@ -79,7 +79,10 @@ def test_the_script_reproduces_the_shipped_traces(tmp_path, shipped):
         pytest.skip(str(error))
     wanted = shipped["healthy"].manifest
     here = train_gpt.origin("", train_gpt.Settings(), source)
-    if {**wanted["platform"], **wanted["versions"]} != {**here["platform"], **here["versions"]}:
+    def decisive(origin):  # Python's own patch level computes nothing
+        return {**origin["platform"], **origin["versions"], "python": origin["versions"]["python"].rpartition(".")[0]}
+
+    if decisive(wanted) != decisive(here):
         pytest.skip(f"made with {wanted['versions']} on {wanted['platform']}: bits are promised for the same only")
     assert source == wanted["text"]
     result = run_script("--run", "all", "--steps", str(SHORT), "--out", str(tmp_path))
