@@ -41,14 +41,19 @@ double best_of_five(Work work) {
 /// A table of figures beside their yardsticks.
 class Table {
  public:
-  Table() { fmt::print("  {:<44} {:>22} {:>34} {:>8}  {}\n", "what", "measured", "yardstick, same run", "ratio", "goal"); }
+  Table() { fmt::print("  {:<44} {:>22} {:>34} {:>6}  {}\n", "what", "measured", "yardstick, same run", "ratio", "goal"); }
+  /// A figure beside a yardstick measured in the same run; `goal` is the least ratio wanted, 0 = none.
   void row(const std::string& what, double value, const std::string& unit, const std::string& yardstick_name,
-           double yardstick, double ratio, const std::string& goal) {
-    fmt::print("  {:<44} {:>22} {:>34} {:>8.2f}  {}\n", what, fmt::format("{:.3g} {}", value, unit),
-               yardstick_name.empty() ? "" : fmt::format("{} {:.3g} {}", yardstick_name, yardstick, unit), ratio, goal);
-    std::fflush(stdout);
+           double yardstick, double ratio, double goal) {
+    print(what, value, unit, fmt::format("{} {:.3g} {}", yardstick_name, yardstick, unit), fmt::format("{:.2f}", ratio),
+          goal > 0 ? fmt::format(">= {:g}{}", goal, ratio < goal ? ", missed" : "") : "");
     rows_.push_back({{"what", what}, {"value", value}, {"unit", unit}, {"yardstick", yardstick_name},
-                     {"yardstick_value", yardstick}, {"ratio", ratio}, {"goal", goal}});
+                     {"yardstick_value", yardstick}, {"ratio", ratio}, {"goal_ratio", goal}});
+  }
+  /// A figure with a goal of its own.
+  void goal_row(const std::string& what, double value, const std::string& unit, double goal) {
+    print(what, value, unit, "", "", fmt::format(">= {:g} {}{}", goal, unit, value < goal ? ", missed" : ""));
+    rows_.push_back({{"what", what}, {"value", value}, {"unit", unit}, {"goal", goal}});
   }
   void skipped(const std::string& what, const std::string& reason) {
     fmt::print("  {:<44} skipped: {}\n", what, reason);
@@ -57,6 +62,12 @@ class Table {
   [[nodiscard]] const nlohmann::ordered_json& rows() const { return rows_; }
 
  private:
+  static void print(const std::string& what, double value, const std::string& unit, const std::string& yardstick,
+                    const std::string& ratio, const std::string& goal) {
+    fmt::print("  {:<44} {:>22} {:>34} {:>6}  {}\n", what, fmt::format("{:.3g} {}", value, unit), yardstick, ratio, goal);
+    std::fflush(stdout);
+  }
+
   nlohmann::ordered_json rows_ = nlohmann::ordered_json::array();
 };
 
@@ -82,12 +93,12 @@ void bench_cpu(Table& table, std::size_t bytes) {
     const double time = best_of_five([&] { sink += ref::summarise(format, buffer).max_mag; });
     if (format == Format::kFp16) fp16 = time;
     table.row(fmt::format("cpu statistics, {}, {} MiB", kFormatNames[f], bytes >> 20), gigabytes / time, "GB/s",
-              "byte sum", gigabytes / plain, plain / time, ">= 0.85");
+              "byte sum", gigabytes / plain, plain / time, 0.85);
   }
   const double torch = torch_abs_max_seconds(bytes);
   if (torch > 0) {
     table.row("cpu statistics, FP16, against PyTorch", gigabytes / fp16, "GB/s", "abs().max()", gigabytes / torch,
-              torch / fp16, ">= 10");
+              torch / fp16, 10);
   } else {
     table.skipped("cpu statistics against PyTorch", "PyTorch is not installed; scripts/setup --for test installs it");
   }
@@ -137,9 +148,8 @@ trace::Trace large_tensors() {
 void bench_models(Table& table, const BenchOptions& options) {
   const DeviceParameters device = rtl_parameters();
   const std::vector<CycleInput> stimulus = device_stimulus(device);
-  const RtlSpeed rtl = measure_rtl_speed({}, stimulus, options.seconds);
-  table.row("rtl, Verilated, 512-bit beats", rtl.beats_per_second / 1e6, "M beats/s", "", 0, rtl.beats_per_second / 5e6,
-            ">= 5 M beats/s");
+  const double rtl = measure_rtl_speed({}, stimulus, options.seconds) / 1e6;
+  table.goal_row("rtl, Verilated, 512-bit beats", rtl, "M beats/s", 5);
   Simulation simulation({.device = device});
   std::vector<trace::Trace> traces;
   traces.push_back(large_tensors());
@@ -149,12 +159,12 @@ void bench_models(Table& table, const BenchOptions& options) {
     const LockstepResult alone = simulation.run_lockstep(operators, nullptr);
     const double beats = static_cast<double>(alone.systemc.beats);
     const double cycles = static_cast<double>(alone.systemc.cycles);
-    table.row(fmt::format("systemc, cycle-accurate, {}", trace.name()), cycles / alone.systemc.seconds / 1e6, "M cycles/s", "",
-              0, cycles / alone.systemc.seconds / 1e6, ">= 1 M/s");
+    table.goal_row(fmt::format("systemc, cycle-accurate, {}", trace.name()), beats / alone.systemc.seconds / 1e6, "M beats/s", 1);
+    fmt::print("  {:<44} {:>22}\n", "  in clock cycles", fmt::format("{:.3g} M cycles/s", cycles / alone.systemc.seconds / 1e6));
     const PathResult lt = simulation.run_loosely_timed(operators);
     const PathResult cpu = run_cpu(operators, device, {});
     table.row(fmt::format("systemc-lt, {}", trace.name()), beats / lt.seconds / 1e6, "M beats/s", "cpu path",
-              beats / cpu.seconds / 1e6, cpu.seconds / lt.seconds, ">= 0.5");
+              beats / cpu.seconds / 1e6, cpu.seconds / lt.seconds, 0.5);
     const auto start = Clock::now();
     const auto rtl_device = make_rtl_device({});
     const LockstepResult both = simulation.run_lockstep(operators, rtl_device.get());
@@ -162,28 +172,25 @@ void bench_models(Table& table, const BenchOptions& options) {
     (void)run_cpu(operators, device, {});
     const double elapsed = seconds_since(start);
     table.row(fmt::format("end to end, four paths, {}", trace.name()), static_cast<double>(both.cycles_compared) / elapsed / 1e6,
-              "M cycles/s", "systemc alone", cycles / alone.systemc.seconds / 1e6, alone.systemc.seconds / elapsed, "-");
+              "M cycles/s", "systemc alone", cycles / alone.systemc.seconds / 1e6, alone.systemc.seconds / elapsed, 0);
   }
 }
 
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
-  fmt::print("opd bench: best of five for memory passes, {} s for each simulation; one thread\n", options.seconds);
+  std::ofstream json;
+  if (!options.json.empty()) {
+    json.open(options.json);
+    if (!json) throw std::runtime_error("--json " + options.json.string() + ": cannot be written; choose another file");
+  }
+  fmt::print("opd bench: best of five for memory passes, {} s for the Verilated device; one thread\n", options.seconds);
   Table table;
   bench_cpu(table, std::size_t{options.megabytes} << 20);
   bench_models(table, options);
   std::string reason;
-  if (!cuda_available(&reason)) {
-    table.skipped("cuda statistics", reason);
-  } else {
-    fmt::print("  cuda: run opd_cuda_check for the device bandwidth\n");
-  }
-  if (!options.json.empty()) {
-    std::ofstream stream(options.json);
-    stream << table.rows().dump(2) << '\n';
-    if (!stream.flush()) throw std::runtime_error("--json " + options.json.string() + ": cannot be written; choose another file");
-  }
+  table.skipped("cuda statistics", cuda_available(&reason) ? "opd_cuda_check measures it beside a device copy" : reason);
+  json << table.rows().dump(2) << '\n';
   return 0;
 }
 

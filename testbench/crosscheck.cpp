@@ -98,20 +98,28 @@ RecordComparison compare_streams(const std::string& left_name, std::span<const C
     }
     result.first = std::move(d);
   };
-  const std::size_t common = std::min(left.size(), right.size());
-  for (std::size_t i = 0; i < common; ++i) {
-    ++result.compared;
-    auto d = compare_records(left_name, left[i].record, left[i].counts, right_name, right[i].record,
-                             right[i].counts);
-    if (d) note(std::move(*d), left[i].record_cycle != 0 ? left[i] : right[i]);
+  const auto lacking = [&](const std::string& path, const Completion& record) {
+    note(Divergence{.left = left_name, .right = right_name, .field = "record", .left_value = path == left_name ? "missing" : "present",
+                    .right_value = path == right_name ? "missing" : "present", .record = record.record},
+         record);
+  };
+  auto l = left.begin();
+  auto r = right.begin();
+  while (l != left.end() && r != right.end()) {
+    if (l->record.seq < r->record.seq) {
+      lacking(right_name, *l++);
+    } else if (r->record.seq < l->record.seq) {
+      lacking(left_name, *r++);
+    } else {
+      ++result.compared;
+      auto d = compare_records(left_name, l->record, l->counts, right_name, r->record, r->counts);
+      if (d) note(std::move(*d), l->record_cycle != 0 ? *l : *r);
+      ++l;
+      ++r;
+    }
   }
-  if (left.size() != right.size()) {
-    const Completion& extra = left.size() > right.size() ? left[common] : right[common];
-    note(Divergence{.left = left_name, .right = right_name, .field = "number of records",
-                    .left_value = show(left.size()), .right_value = show(right.size()),
-                    .record = extra.record},
-         extra);
-  }
+  for (; l != left.end(); ++l) lacking(right_name, *l);
+  for (; r != right.end(); ++r) lacking(left_name, *r);
   return result;
 }
 

@@ -50,7 +50,8 @@ struct RecordComparison {
   std::optional<Divergence> first;
 };
 
-/// Both streams must hold the same seqs in the same order; a missing or extra record is a mismatch.
+/// Records are matched by seq, which rises in either stream; one that the other stream lacks is a mismatch of its own and does
+/// not disturb the rest.
 [[nodiscard]] RecordComparison compare_streams(const std::string& left_name,
                                                std::span<const Completion> left,
                                                const std::string& right_name,

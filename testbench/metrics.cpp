@@ -107,13 +107,13 @@ std::vector<SampledDetection> detect_sampled(const OperatorStream& operators, co
   return result;
 }
 
-Spread spread_of(std::vector<double> values) {
-  if (values.empty()) return {};
+std::optional<Spread> spread_of(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
   std::sort(values.begin(), values.end());
   const auto at = [&](double quantile) {
     return values[static_cast<std::size_t>(quantile * static_cast<double>(values.size() - 1))];
   };
-  return {values.front(), at(0.5), at(0.99), values.back()};
+  return Spread{values.front(), at(0.5), at(0.99), values.back()};
 }
 
 }  // namespace opd::tb

@@ -1,5 +1,6 @@
 #pragma once
 // Detection quality, reaction and overhead of one replayed trace. Definitions: docs/metrics.md.
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -51,7 +52,8 @@ struct SampledDetection {
 struct Spread {
   double minimum = 0, median = 0, p99 = 0, maximum = 0;
 };
-[[nodiscard]] Spread spread_of(std::vector<double> values);
+/// Nothing for no values.
+[[nodiscard]] std::optional<Spread> spread_of(std::vector<double> values);
 
 /// What a GPU would need for the same decision without the hardware unit. Computed, not measured; the assumptions and their
 /// sources are in docs/metrics.md and travel with every figure.

@@ -1,15 +1,20 @@
 // The opd command line. Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage.
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <systemc>
 
 #include "bench.hpp"
@@ -76,26 +81,25 @@ void set_field(Config& config, const std::string& assignment) {
   throw UsageError(fmt::format("--set {}: no such configuration field; known are:{}", name, known));
 }
 
-WaveformWindow parse_window(const std::string& text, const fs::path& out) {
-  unsigned long long first = 0, last = 0;
-  char rest = 0;
-  if (std::sscanf(text.c_str(), "%llu:%llu%c", &first, &last, &rest) != 2 || first > last) {
+WaveformWindow parse_window(const std::string& text, const fs::path& file) {
+  WaveformWindow window{.file = file};
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, window.first);
+  const bool colon = first.ec == std::errc{} && first.ptr != end && *first.ptr == ':';
+  const auto last = std::from_chars(colon ? first.ptr + 1 : end, end, window.last);
+  if (!colon || last.ec != std::errc{} || last.ptr != end || window.first > window.last) {
     throw UsageError(fmt::format("--waveform {}: not a range of cycles; give FIRST:LAST, for example 1000:1200", text));
   }
-  return {first, last, out};
+  return window;
 }
 
 void make_folder(const fs::path& out) {
   std::error_code error;
   fs::create_directories(out, error);
-  const fs::path probe = out / ".opd-write-test";
-  std::ofstream stream(probe);
-  if (error || !stream) {
-    throw UsageError(fmt::format("--out {}: cannot write there ({}); choose a writable folder", out.string(),
-                                 error ? error.message() : "permission denied"));
+  if (!error && access(out.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+  if (error) {
+    throw UsageError(fmt::format("--out {}: cannot write there ({}); choose a writable folder", out.string(), error.message()));
   }
-  stream.close();
-  fs::remove(probe, error);
 }
 
 void write_text(const fs::path& file, const std::string& text) {
@@ -104,26 +108,65 @@ void write_text(const fs::path& file, const std::string& text) {
   if (!stream.flush()) throw UsageError(fmt::format("--out: {} cannot be written; check the free space", file.string()));
 }
 
-/// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and dumps the cycles around
-/// its divergence.
-void dump_waveform(const ReplayOptions& options, const TraceResult& result, const std::vector<std::string>& settings) {
+/// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and dumps the cycles around its
+/// divergence. Returns the file's name, empty when there is none.
+std::string dump_waveform(const ReplayOptions& options, const TraceResult& result, const std::vector<std::string>& settings) {
   constexpr std::uint64_t kBefore = 64, kAfter = 8;
   const std::uint64_t cycle = *result.divergence->cycle;
-  std::vector<std::string> words = {"opd", "replay", result.file.string(), "--out", options.out.string(), "--paths", "rtl,systemc",
-                                    "--waveform",
-                                    fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
-                                    "--bubbles", std::to_string(options.bubbles), "--streams", std::to_string(options.streams),
-                                    "--lane-latency", std::to_string(options.lane_latency)};
+  std::vector<std::string> words = {
+      "opd", "replay", result.file.string(), "--out", options.out.string(),
+      "--waveform", fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
+      "--bubbles", std::to_string(options.bubbles), "--streams", std::to_string(options.streams),
+      "--lane-latency", std::to_string(options.lane_latency)};
   for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
   if (options.plant_fault == "rtl" || options.plant_fault == "systemc") words.insert(words.end(), {"--plant-fault", *options.plant_fault});
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   pid_t child = 0;
-  if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments.data(), environ) == 0) {
-    int status = 0;
-    waitpid(child, &status, 0);
+  int status = -1;
+  if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments.data(), environ) == 0) waitpid(child, &status, 0);
+  const std::string name = result.name + ".fst";
+  if (status == -1 || !WIFEXITED(status) || WEXITSTATUS(status) == kBadInput) {
+    fmt::print(stderr, "opd: {}: the waveform of cycle {} could not be written\n", (options.out / name).string(), cycle);
+    return {};
   }
+  return name;
+}
+
+/// --waveform: one trace through rtl and systemc, for the dump alone.
+int run_waveform(ReplayOptions options, const std::string& window) {
+  if (options.traces.size() != 1 || options.out.empty()) {
+    throw UsageError("--waveform: needs exactly one trace and --out; the file is OUT/<trace>.fst");
+  }
+  if (options.plant_fault && *options.plant_fault != "rtl" && *options.plant_fault != "systemc") {
+    throw UsageError(fmt::format("--waveform: a fault in {} is in no waveform; plant it in rtl or systemc", *options.plant_fault));
+  }
+  const std::string name = trace::Trace::read(options.traces.front()).name();
+  options.waveform = parse_window(window, options.out / (name + ".fst"));
+  options.paths = {"rtl", "systemc"};
+  fs::remove(options.waveform->file);
+  const TraceResult result = std::move(replay(options, [](const std::string&) {}).front());
+  if (!fs::exists(options.waveform->file)) {
+    throw UsageError(fmt::format("--waveform {}: {} was not written; the run has {} cycles, and the folder must be writable", window,
+                                 options.waveform->file.string(), result.paths.front().cycles));
+  }
+  fmt::print("waveform: {}, cycles {}:{}\n", options.waveform->file.string(), options.waveform->first, options.waveform->last);
+  if (result.mismatches == 0) return kEqual;
+  fmt::print("MISMATCH in {}: {}\n", result.name, describe(*result.divergence, result.probe_names));
+  return kMismatch;
+}
+
+/// summary.json, report.html and waveforms. After a mismatch a failure here must not hide it.
+void write_results(const ReplayOptions& options, std::vector<TraceResult>& results, const std::vector<std::string>& settings) {
+  for (TraceResult& result : results) {
+    if (result.divergence && result.divergence->cycle && result.path("rtl") != nullptr) {
+      result.waveform = dump_waveform(options, result, settings);
+    }
+  }
+  const fs::path summary = options.out / "summary.json";
+  write_text(summary, summary_json(options, results).dump(2) + "\n");
+  fmt::print("\nwrote {} and {}\n", summary.string(), write_report(options.out, options.traces));
 }
 
 int run_replay(ReplayOptions options, const std::vector<std::string>& settings, const std::string& window) {
@@ -144,44 +187,29 @@ int run_replay(ReplayOptions options, const std::vector<std::string>& settings, 
                                  options.device.num_streams, options.device.num_streams));
   }
   if (!options.out.empty()) make_folder(options.out);
+  if (!window.empty()) return run_waveform(std::move(options), window);
 
-  if (!window.empty()) {
-    if (options.traces.size() != 1 || options.out.empty()) {
-      throw UsageError("--waveform: needs exactly one trace and --out; the file is OUT/<trace>.fst");
-    }
-    const std::string name = trace::Trace::read(options.traces.front()).name();
-    options.waveform = parse_window(window, options.out / (name + ".fst"));
-    options.paths = {"rtl", "systemc"};
-    const auto results = replay(options, [](const std::string&) {});
-    fmt::print("waveform: {}, cycles {}:{}\n", options.waveform->file.string(), options.waveform->first,
-               options.waveform->last);
-    return results.front().mismatches == 0 ? kEqual : kMismatch;
-  }
-
-  const std::vector<TraceResult> results = replay(options, show_progress);
+  std::vector<TraceResult> results = replay(options, show_progress);
   end_progress();
-  std::uint64_t mismatches = 0;
-  for (const TraceResult& result : results) mismatches += result.mismatches;
   fmt::print("{}", summary_table(results));
   std::fflush(stdout);
-
-  if (!options.out.empty()) {
-    const fs::path summary = options.out / "summary.json";
-    write_text(summary, summary_json(options, results).dump(2) + "\n");
-    for (const TraceResult& result : results) {
-      if (result.divergence && result.divergence->cycle && result.path("rtl") != nullptr) {
-        dump_waveform(options, result, settings);
-      }
-    }
-    const std::string report = write_report(options.out, options.traces);
-    fmt::print("\nwrote {} and {}\n", summary.string(), report);
+  std::uint64_t compared = 0, mismatches = 0;
+  for (const TraceResult& result : results) {
+    compared += result.cycles_compared + result.records_compared;
+    mismatches += result.mismatches;
   }
-  if (results.size() > 0 && results.front().paths.size() < 2) {
-    fmt::print("only one path was run: nothing was compared\n");
-  } else {
-    fmt::print("{} mismatches\n", mismatches);
+  const auto verdict = [&] {
+    fmt::print("{}\n", compared == 0 ? "only one path was run: nothing was compared" : fmt::format("{} mismatches", mismatches));
+    return mismatches == 0 ? kEqual : kMismatch;
+  };
+  if (options.out.empty()) return verdict();
+  try {
+    write_results(options, results, settings);
+  } catch (const std::exception& error) {
+    if (mismatches == 0) throw;
+    fmt::print(stderr, "opd: {}\n", error.what());
   }
-  return mismatches == 0 ? kEqual : kMismatch;
+  return verdict();
 }
 
 int run_info(const std::vector<fs::path>& files) {
@@ -190,7 +218,8 @@ int run_info(const std::vector<fs::path>& files) {
     fmt::print("{}: {} ({}), {} steps {}..{}, {} probes{}\n", file.string(), trace.name(), trace.label_name(),
                trace.steps().size(), trace.steps().front(), trace.steps().back(), trace.probes().size(),
                trace.has_raw() ? ", with raw elements" : "");
-    if (trace.first_bad()) fmt::print("  first non-finite forward value: step {}, {}\n", trace.first_bad()->step, trace.first_bad()->op);
+    if (trace.first_bad()) fmt::print("  first non-finite forward value: step {}, {}\n", trace.first_bad()->step,
+                                       printable(trace.first_bad()->op));
     fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14} {:>10}\n", "op", "probe", "kind", "fmt", "elements",
                "max |x|", "non-finite");
     for (std::size_t p = 0; p < trace.probes().size(); ++p) {
@@ -201,7 +230,7 @@ int run_info(const std::vector<fs::path>& files) {
         largest = std::max(largest, trace.max_abs(s, p));
         nonfinite += trace.nonfinite(s, p);
       }
-      fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14.6g} {:>10}\n", p, probe.name,
+      fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14.6g} {:>10}\n", p, printable(probe.name),
                  trace::kProbeKindNames[static_cast<std::size_t>(probe.kind)],
                  kFormatNames[static_cast<std::size_t>(probe.format)], probe.elements, largest, nonfinite);
     }
@@ -220,15 +249,17 @@ int run(int argc, char** argv) {
   CLI::App* replay_command = app.add_subcommand("replay", "Run traces through every path and compare the records bit for bit");
   replay_command->add_option("traces", options.traces, "Trace files (docs/formats.md)")->required();
   replay_command->add_option("--paths", options.paths, "Paths to run: rtl, systemc, systemc-lt, cpu, cuda")->delimiter(',');
+  replay_command->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts/run gives an --out of its own
   replay_command->add_option("--out", options.out, "Folder for summary.json, report.html and the record streams");
   replay_command->add_option("--set", settings, "Configuration field NAME=VALUE (docs/registers.md); may be repeated")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   replay_command->add_option("--bubbles", options.bubbles, "Idle clocks between operators of one stream (default 1: with one stream no completion is ever lost)")->check(CLI::Range(0u, 65535u));
   replay_command->add_option("--lane-latency", options.lane_latency, "Clocks from an operator's issue to its first beat")
       ->check(CLI::Range(1u, 1024u));
   replay_command->add_option("--streams", options.streams, "Operators interleaved beat by beat");
   replay_command->add_option("--plant-fault", fault, "Falsify the configuration of one path, to see the check fail");
-  replay_command->add_option("--waveform", window, "Only dump cycles FIRST:LAST of one trace to OUT/<trace>.fst");
+  replay_command->add_option("--waveform", window, "Dump cycles FIRST:LAST of one trace to OUT/<trace>.fst, and nothing else (paths rtl and systemc)");
 
   std::vector<fs::path> info_files;
   CLI::App* info_command = app.add_subcommand("info", "Say what a trace holds");
@@ -261,9 +292,17 @@ int run(int argc, char** argv) {
   }
 }
 
+/// A mapped trace that another process cuts short ends here: a message and the status of bad input instead of a crash.
+void on_bus_error(int) {
+  constexpr std::string_view kText = "opd: a trace file became shorter while it was read; replay it when nothing writes to it\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, kText.data(), kText.size());
+  _exit(kBadInput);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGBUS, on_bus_error);
   setenv("SYSTEMC_DISABLE_COPYRIGHT_MESSAGE", "1", 0);  // its banner would precede every output of ours
   return sc_core::sc_elab_and_sim(argc, argv);
 }
@@ -272,5 +311,10 @@ int sc_main(int argc, char** argv) {
   // A model that refuses its configuration throws; the text reaches the user through run().
   sc_core::sc_report_handler::set_actions(sc_core::SC_FATAL, sc_core::SC_THROW);
   sc_core::sc_report_handler::set_actions("/IEEE_Std_1666/deprecated", sc_core::SC_DO_NOTHING);
-  return run(argc, argv);
+  const int status = run(argc, argv);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "opd: standard output cannot be written; check the disk or the pipe behind it\n");
+    return kBadInput;
+  }
+  return status;
 }

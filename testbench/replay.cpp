@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <memory>
+#include <stdexcept>
 
 #include <fmt/format.h>
 
@@ -47,10 +49,19 @@ void compare_paths(TraceResult& result) {
   if (result.paths.size() < 2) return;
   const PathResult& first = result.paths.front();
   result.records_compared = first.completions.size();
+  // A divergence stops the lockstep run: what the other paths did after it has no counterpart.
+  std::size_t equal = std::numeric_limits<std::size_t>::max();
+  if (result.cycle_mismatches > 0) {
+    for (const PathResult& path : result.paths) equal = std::min(equal, path.completions.size());
+    if (result.divergence->record) equal = std::min(equal, std::size_t{result.divergence->record->seq});
+  }
+  const auto comparable = [&](const PathResult& path) {
+    return std::span<const Completion>(path.completions).first(std::min(equal, path.completions.size()));
+  };
   for (std::size_t i = 1; i < result.paths.size(); ++i) {
     const PathResult& other = result.paths[i];
     RecordComparison comparison =
-        compare_streams(first.path, first.completions, other.path, other.completions);
+        compare_streams(first.path, comparable(first), other.path, comparable(other));
     result.records_compared = std::min(result.records_compared, comparison.compared);
     result.mismatches += comparison.mismatches;
     if (comparison.first && !result.divergence) result.divergence = comparison.first;
@@ -80,24 +91,53 @@ void write_records(const std::filesystem::path& out, const TraceResult& result) 
   }
 }
 
+/// A trace and its operators, read and checked.
+struct Loaded {
+  Loaded(const std::filesystem::path& path, unsigned num_ops)
+      : file(path), trace(trace::Trace::read(path)), operators(trace, num_ops) {}
+  std::filesystem::path file;
+  trace::Trace trace;
+  OperatorStream operators;
+};
+
 /// Results are filed by the trace's name: two traces of one name would overwrite each other.
-void refuse_twins(const std::vector<std::filesystem::path>& files) {
-  std::map<std::string, std::filesystem::path> seen;
-  for (const std::filesystem::path& file : files) {
-    const trace::Trace trace = trace::Trace::read(file);
-    const auto [first, fresh] = seen.emplace(trace.name(), file);
-    if (!fresh) {
-      throw trace::TraceError(file.string(), "name", fmt::format("'{}' is also the name of {}", trace.name(), first->second.string()),
+std::vector<std::unique_ptr<Loaded>> load_all(const ReplayOptions& options) {
+  std::vector<std::unique_ptr<Loaded>> loaded;
+  for (const std::filesystem::path& file : options.traces) {
+    auto next = std::make_unique<Loaded>(file, options.device.num_ops);
+    for (const auto& before : loaded) {
+      if (before->trace.name() != next->trace.name()) continue;
+      throw trace::TraceError(file.string(), "name",
+                              fmt::format("'{}' is also the name of {}", next->trace.name(), before->file.string()),
                               "replay them one at a time or capture one under another --name");
     }
+    loaded.push_back(std::move(next));
   }
+  return loaded;
 }
 
-TraceResult replay_one(const ReplayOptions& options, const std::filesystem::path& file, Simulation* simulation,
+/// A path that cannot run here is reported; a replay without any path, or whose planted fault sits in one, is refused.
+void refuse_idle_replay(const ReplayOptions& options, const TraceResult& result) {
+  std::string reasons;
+  for (const auto& [path, reason] : result.skipped) reasons += fmt::format("; {}: {}", path, reason);
+  if (result.paths.empty()) {
+    throw std::runtime_error(fmt::format("--paths: none of the chosen paths can run{}; choose rtl, systemc, systemc-lt or cpu", reasons));
+  }
+  if (!options.plant_fault) return;
+  if (result.path(*options.plant_fault) == nullptr) {
+    throw std::runtime_error(fmt::format("--plant-fault {}: that path did not run{}; choose another", *options.plant_fault, reasons));
+  }
+  if (result.paths.size() < 2 && *options.plant_fault != "rtl") {
+    throw std::runtime_error(fmt::format("--plant-fault {}: no second path to compare with; add one to --paths", *options.plant_fault));
+  }
+  if (result.mismatches == 0) throw std::runtime_error("--plant-fault: the fault was not found; the cross-check does not work");
+}
+
+TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simulation* simulation,
                        const std::string& heading, const std::function<void(const std::string&)>& progress) {
-  const trace::Trace trace = trace::Trace::read(file);
-  const OperatorStream operators(trace, options.device.num_ops);
-  TraceResult result{.file = file,
+  const trace::Trace& trace = loaded.trace;
+  const OperatorStream& operators = loaded.operators;
+  TraceResult result{.file = loaded.file,
                      .name = trace.name(),
                      .label = std::string(trace.label_name()),
                      .raw = operators.raw_operators() > 0,
@@ -107,7 +147,7 @@ TraceResult replay_one(const ReplayOptions& options, const std::filesystem::path
                      .statistic_operators = operators.size() - operators.raw_operators(),
                      .raw_bytes = operators.raw_bytes(),
                      .raw_elements = operators.raw_elements()};
-  for (const trace::Probe& probe : trace.probes()) result.probe_names.push_back(probe.name);
+  for (const trace::Probe& probe : trace.probes()) result.probe_names.push_back(printable(probe.name));
   progress(fmt::format("{} {}: {} steps, {} probes, {} operators, {:.1f} MB of raw elements", heading, result.name,
                        result.steps, result.probes, operators.size(), static_cast<double>(result.raw_bytes) / 1e6));
 
@@ -123,6 +163,7 @@ TraceResult replay_one(const ReplayOptions& options, const std::filesystem::path
     measure_reaction(lockstep.systemc, result);
     result.beats_compared = lockstep.systemc.beats;
     result.cycles_compared = lockstep.cycles_compared;
+    result.cycle_mismatches = lockstep.cycle_mismatches;
     result.mismatches += lockstep.cycle_mismatches;
     result.divergence = lockstep.divergence;
     if (rtl) result.paths.push_back(std::move(lockstep.rtl));
@@ -148,15 +189,14 @@ TraceResult replay_one(const ReplayOptions& options, const std::filesystem::path
   }
   if (result.paths.size() == 1) result.beats_compared = 0;
   compare_paths(result);
+  refuse_idle_replay(options, result);
 
-  if (!result.paths.empty()) {
-    // Detection is judged on the records of one path: they are all the same, or the run has failed already.
-    result.quality = assess(operators, result.paths.front().completions, options.config);
-    if (result.quality.first) {
-      result.sampled = detect_sampled(operators, *result.quality.first, options.device, options.config);
-    }
+  // Detection is judged on the records of one path: they are all the same, or the run has failed already.
+  result.quality = assess(operators, result.paths.front().completions, options.config);
+  if (result.quality.first) {
+    result.sampled = detect_sampled(operators, *result.quality.first, options.device, options.config);
   }
-  if (!options.out.empty()) write_records(options.out, result);
+  if (!options.out.empty() && !options.waveform) write_records(options.out, result);
   return result;
 }
 
@@ -173,13 +213,21 @@ std::uint32_t TraceResult::unseen() const {
   return most;
 }
 
+std::string printable(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+  }
+  return result;
+}
+
 Config falsified(Config config) {
-  config.baseline_warmup_samples ^= 1u;  // WARMUP falls one sample early or late
+  config.baseline_warmup_samples = config.baseline_warmup_samples == 0 ? 1 : 0;
   return config;
 }
 
 std::vector<TraceResult> replay(const ReplayOptions& options, const std::function<void(const std::string&)>& progress) {
-  refuse_twins(options.traces);
+  const std::vector<std::unique_ptr<Loaded>> traces = load_all(options);
   std::unique_ptr<Simulation> simulation;
   const auto needs_simulation = [](const std::string& p) { return p != "cpu" && p != "cuda"; };
   if (std::any_of(options.paths.begin(), options.paths.end(), needs_simulation)) {
@@ -191,9 +239,9 @@ std::vector<TraceResult> replay(const ReplayOptions& options, const std::functio
                                                                 .streams = options.streams});
   }
   std::vector<TraceResult> results;
-  for (std::size_t i = 0; i < options.traces.size(); ++i) {
-    const std::string heading = fmt::format("[{}/{}]", i + 1, options.traces.size());
-    results.push_back(replay_one(options, options.traces[i], simulation.get(), heading, progress));
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    const std::string heading = fmt::format("[{}/{}]", i + 1, traces.size());
+    results.push_back(replay_one(options, *traces[i], simulation.get(), heading, progress));
   }
   return results;
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "metrics.hpp"
@@ -42,25 +43,31 @@ struct TraceResult {
   std::map<std::string, std::string> skipped;    ///< path -> reason
   std::vector<RecordComparison> comparisons;     ///< each path against the first one
   std::uint64_t cycles_compared = 0;
+  std::uint64_t cycle_mismatches = 0;            ///< 0 or 1: lockstep stops at the first
   std::uint64_t records_compared = 0;            ///< per path: the smallest number of any comparison
   std::uint64_t beats_compared = 0;
   std::uint64_t mismatches = 0;
   std::optional<Divergence> divergence;          ///< the earliest
   DetectionQuality quality;
   std::vector<SampledDetection> sampled;
-  Spread reaction_cycles;                        ///< operators through the tap, rtl = systemc
-  Spread sideband_cycles;                        ///< statistics
+  std::optional<Spread> reaction_cycles;         ///< operators through the tap, rtl = systemc
+  std::optional<Spread> sideband_cycles;         ///< statistics
+  std::string waveform;                          ///< file name of the dump around the divergence, if there is one
   [[nodiscard]] const PathResult* path(const std::string& name) const;
   /// Completions that the device never saw; 0 when neither rtl nor systemc ran.
   [[nodiscard]] std::uint32_t unseen() const;
 };
 
-/// Configuration with one field changed so that the path's decisions differ on any trace: its baseline follows faster.
+/// Configuration with one field changed so that the first record of any trace differs: WARMUP is never, or once, raised.
 [[nodiscard]] Config falsified(Config config);
 
-/// Replays every trace. `progress` gets one line of text at a time.
+/// Replays every trace; all of them are read and checked before the first one runs. `progress` gets one line of text at a
+/// time. Errors: trace::TraceError for a bad trace, std::runtime_error when no chosen path can run or a planted fault cannot act.
 [[nodiscard]] std::vector<TraceResult> replay(const ReplayOptions& options,
                                               const std::function<void(const std::string&)>& progress);
+
+/// The text with control characters replaced by '?': names come from files and go to terminals.
+[[nodiscard]] std::string printable(std::string_view text);
 
 /// One sentence that names path pair, op, step, seq, field, both values and cycle.
 [[nodiscard]] std::string describe(const Divergence& divergence, const std::vector<std::string>& probe_names);

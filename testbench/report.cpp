@@ -32,7 +32,7 @@ auto with_python(Call call) {
   try {
     return call();
   } catch (const py::error_already_set& error) {
-    throw std::runtime_error(error.what());
+    throw std::runtime_error(py::str(error.value()).cast<std::string>());  // no traceback: paths of this machine
   }
 }
 

@@ -54,11 +54,11 @@ class Stimulus {
   };
 
   struct Layout {
-    unsigned bytes, exponent_bits, significand_bits;
+    unsigned bytes, significand_bits;
     std::uint32_t max_finite;
   };
-  static constexpr std::array<Layout, 5> kLayouts = {{{2, 5, 10, 0x7BFF}, {2, 8, 7, 0x7F7F}, {1, 4, 3, 0x7E},
-                                                      {1, 5, 2, 0x7B}, {4, 8, 23, 0x7F7FFFFF}}};
+  static constexpr std::array<Layout, 5> kLayouts = {
+      {{2, 10, 0x7BFF}, {2, 7, 0x7F7F}, {1, 3, 0x7E}, {1, 2, 0x7B}, {4, 23, 0x7F7FFFFF}}};
 
   std::uint64_t bits() {  // splitmix64 over a drawn state: an element costs a multiplication or two
     state_ += 0x9E3779B97F4A7C15u;

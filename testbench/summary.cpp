@@ -11,10 +11,17 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr double kClockGhz = 1.0;        // stated, not measured: cycles -> ns
 
-ordered_json spread_json(const Spread& s) {
-  return {{"minimum", s.minimum}, {"median", s.median}, {"p99", s.p99}, {"maximum", s.maximum}};
+ordered_json spread_json(const std::optional<Spread>& s) {
+  if (!s) return nullptr;
+  return {{"minimum", s->minimum}, {"median", s->median}, {"p99", s->p99}, {"maximum", s->maximum}};
+}
+
+/// The same for counts of cycles: integers.
+ordered_json cycles_json(const std::optional<Spread>& s) {
+  if (!s) return nullptr;
+  const auto whole = [](double cycles) { return static_cast<std::uint64_t>(cycles); };
+  return {{"minimum", whole(s->minimum)}, {"median", whole(s->median)}, {"p99", whole(s->p99)}, {"maximum", whole(s->maximum)}};
 }
 
 std::string probe_name(const TraceResult& result, std::uint16_t op) {
@@ -59,9 +66,8 @@ ordered_json path_json(const ReplayOptions& options, const TraceResult& result, 
   ordered_json json{{"path", path.path}, {"records", path.completions.size()}, {"unseen", path.unseen_count},
                     {"seconds", path.seconds}};
   if (path.path == "rtl" || path.path == "systemc") {
-    json["reaction"] = {{"basis", "counted"}, {"cycles", spread_json(result.reaction_cycles)},
-                        {"sideband_cycles", spread_json(result.sideband_cycles)},
-                        {"nanoseconds_at_1_ghz", result.reaction_cycles.maximum / kClockGhz}};
+    json["reaction"] = {{"basis", "counted"}, {"cycles", cycles_json(result.reaction_cycles)},
+                        {"sideband_cycles", cycles_json(result.sideband_cycles)}};
     json["cycles"] = path.cycles;
     json["beats"] = path.beats;
     json["stall_cycles"] = path.stall_cycles;
@@ -98,15 +104,16 @@ double mean_raw_bytes(const TraceResult& result) {
 ordered_json modelled_gpu_json(const TraceResult& result) {
   const GpuModel gpu;
   const double bytes = mean_raw_bytes(result);
+  const ordered_json assumptions = {{"launch_and_synchronise_us", gpu.launch_and_synchronise_us},
+                                    {"host_decision_us", gpu.host_decision_us},
+                                    {"register_write_us", gpu.register_write_us},
+                                    {"bandwidth_bytes_per_us", gpu.bandwidth_bytes_per_us},
+                                    {"bytes_per_operator", bytes}};
   return {{"path", "cuda"},
-          {"basis", "modelled"},
-          {"bytes_per_operator", bytes},
-          {"reaction_microseconds", gpu.reaction_us(bytes)},
-          {"assumptions",
-           {{"launch_and_synchronise_us", gpu.launch_and_synchronise_us},
-            {"host_decision_us", gpu.host_decision_us}, {"register_write_us", gpu.register_write_us},
-            {"bandwidth_bytes_per_us", gpu.bandwidth_bytes_per_us}}},
-          {"reread_energy_nanojoule_per_operator", bytes * 8 * TapModel::kReadPicojoulePerBit / 1000}};
+          {"reaction", {{"basis", "modelled"}, {"nanoseconds", gpu.reaction_us(bytes) * 1000}, {"assumptions", assumptions}}},
+          {"extra_element_bytes", result.raw_bytes},
+          {"extra_operations", result.raw_elements * TapModel::kOperationsPerElement},
+          {"energy", {{"basis", "modelled"}, {"nanojoule_per_operator", bytes * 8 * TapModel::kReadPicojoulePerBit / 1000}}}};
 }
 
 ordered_json trace_json(const ReplayOptions& options, const TraceResult& result) {
@@ -131,6 +138,7 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
     json["comparisons"].push_back({{"left", c.left}, {"right", c.right}, {"records", c.compared}, {"mismatches", c.mismatches}});
   }
   if (result.divergence) json["first_divergence"] = divergence_json(result);
+  if (!result.waveform.empty()) json["waveform"] = result.waveform;
 
   const DetectionQuality& q = result.quality;
   json["lead_steps"] = q.first ? ordered_json(q.first->lead_steps) : ordered_json();
@@ -147,7 +155,8 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
     json["lead_when_sampled"].push_back(
         {{"every", s.every}, {"lead_steps", s.lead_steps}, {"alarms_per_1000", s.alarms_per_1000}});
   }
-  json["reaction_cycles"] = result.path("systemc") != nullptr ? ordered_json(result.reaction_cycles.maximum) : ordered_json();
+  json["reaction_cycles"] =
+      result.reaction_cycles ? ordered_json(static_cast<std::uint64_t>(result.reaction_cycles->maximum)) : ordered_json();
   json["reaction_and_overhead"] = ordered_json::array();
   for (const PathResult& path : result.paths) json["reaction_and_overhead"].push_back(path_json(options, result, path));
   if (result.path("cuda") == nullptr && result.raw_operators > 0) {
@@ -156,10 +165,18 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   return json;
 }
 
-/// Area, state and critical path of the RTL as scripts/synth found them; null when the file is gone.
+/// Area, state and critical path of the RTL as scripts/synth found them; null when the file is gone or is not its own.
 ordered_json synthesis_json() {
   std::ifstream stream(OPD_SYNTHESIS_JSON);
-  return stream ? ordered_json::parse(stream) : ordered_json();
+  ordered_json figures = stream ? ordered_json::parse(stream, nullptr, false) : ordered_json();
+  return figures.contains("per_op") && figures.contains("parts") ? figures : ordered_json();
+}
+
+/// "4..4 cycles" of the tap, or the sideband's figure where nothing went through the tap.
+std::string reaction_text(const TraceResult& result) {
+  const auto& spread = result.reaction_cycles ? result.reaction_cycles : result.sideband_cycles;
+  if (!spread) return "-";
+  return fmt::format("{}{}..{} cycles", result.reaction_cycles ? "" : "sideband ", spread->minimum, spread->maximum);
 }
 
 std::string joined(const std::vector<PathResult>& paths) {
@@ -214,7 +231,7 @@ std::string summary_table(const std::vector<TraceResult>& results) {
 
   text += "\nDetection (an alarm is a risk of at least RISK.STABLE)\n";
   text += fmt::format("  {:<16} {:<11} {:>8} {:>10} {:>9}  {}\n", "trace", "label", "alarms", "per 1000", "downshifts",
-                      "first non-finite forward value");
+                      "first incident (first non-finite value of an operator)");
   for (const TraceResult& r : results) {
     std::string incident = "none";
     if (r.quality.first) {
@@ -239,12 +256,12 @@ std::string summary_table(const std::vector<TraceResult>& results) {
     for (const PathResult& p : r.paths) {
       if (p.path == "rtl" || p.path == "systemc") {
         text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, p.path, "counted",
-                            fmt::format("{}..{} cycles", r.reaction_cycles.minimum, r.reaction_cycles.maximum),
+                            reaction_text(r),
                             p.stall_cycles, 0, "-");
       } else if (p.path == "cpu" || p.path == "cuda") {
-        const Spread ns = spread_of(p.reaction_ns);
+        const auto ns = spread_of(p.reaction_ns);
         text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14.1f}\n", r.name, p.path, "measured",
-                            fmt::format("{:.0f} ns (p99 {:.0f})", ns.median, ns.p99), "-", p.bytes_read,
+                            ns ? fmt::format("{:.0f} ns (p99 {:.0f})", ns->median, ns->p99) : "-", "-", p.bytes_read,
                             p.seconds * 1e6 / static_cast<double>(std::max<std::size_t>(1, r.steps)));
       }
     }

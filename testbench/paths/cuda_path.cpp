@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "opd/reference/cuda.hpp"
 #include "paths/cpu_path.hpp"
@@ -10,46 +11,93 @@ namespace opd::tb {
 
 bool cuda_available(std::string* reason) { return cuda::device_available(reason); }
 
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// One batch per training step, as a trainer would submit it.
+struct Batch {
+  std::uint32_t first_seq = 0;
+  std::vector<cuda::Completion> completions;
+  std::vector<std::size_t> tags;
+};
+
+/// A dropped completion ends a batch, for its seq has no successor.
+std::vector<Batch> batches_of(const OperatorStream& operators, std::span<const std::size_t> order) {
+  std::vector<Batch> batches;
+  const std::size_t count = order.empty() ? operators.size() : order.size();
+  bool open = false;
+  for (std::size_t seq = 0; seq < count; ++seq) {
+    const std::size_t tag = order.empty() ? seq : order[seq];
+    if (tag == kUnseen) {
+      open = false;
+      continue;
+    }
+    if (!open || batches.back().tags.size() == operators.probes()) {
+      batches.push_back({.first_seq = static_cast<std::uint32_t>(seq)});
+      open = true;
+    }
+    const Operator op = operators.at(tag);
+    batches.back().completions.push_back({op.descriptor, op.elements, op.statistic.value_or(TapSummary{})});
+    batches.back().tags.push_back(tag);
+  }
+  return batches;
+}
+
+/// Room for the largest batch; elements are staged in multiples of 16 bytes.
+cuda::Limits limits_of(const std::vector<Batch>& batches) {
+  cuda::Limits limits;
+  for (const Batch& batch : batches) {
+    std::size_t bytes = 0;
+    for (const cuda::Completion& completion : batch.completions) bytes += (completion.elements.size() + 15) / 16 * 16;
+    limits.completions = std::max(limits.completions, batch.completions.size());
+    limits.element_bytes = std::max(limits.element_bytes, bytes);
+    limits.staging_bytes = std::max(limits.staging_bytes, bytes);
+  }
+  return limits;
+}
+
+}  // namespace
+
 PathResult run_cuda(const OperatorStream& operators, const DeviceParameters& parameters, const Config& config,
                     std::span<const std::size_t> order) {
-  using Clock = std::chrono::steady_clock;
+  // The first batches run one by one: from submission to fetched records is the reaction. The rest keep one batch in flight.
+  constexpr std::size_t kOneByOne = 32;
   PathResult result{.path = "cuda"};
-  cuda::CudaReference reference(parameters, config);
-  const std::size_t count = order.empty() ? operators.size() : order.size();
-  // One batch per training step, as a trainer would submit it; a dropped completion ends a batch, for its seq has no successor.
-  std::vector<cuda::Completion> batch;
-  std::vector<std::size_t> tags;
-  std::uint32_t first_seq = 0;
-  const auto run_batch = [&] {
-    if (batch.empty()) return;
-    const auto start = Clock::now();
-    reference.submit(first_seq, batch);
+  const std::vector<Batch> batches = batches_of(operators, order);
+  cuda::CudaReference reference(parameters, config, limits_of(batches));
+  const auto start = Clock::now();
+  std::size_t fetched = 0;
+  const auto fetch = [&](std::optional<Clock::time_point> submitted) {
+    const Batch& batch = batches[fetched++];
     const std::vector<cuda::Result> results = reference.fetch();
-    const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
-    result.seconds += elapsed;
+    const auto now = Clock::now();
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (!results[i].record) continue;
+      const bool statistic = batch.completions[i].elements.empty();
       const TapSummary& summary = results[i].summary;
-      result.reaction_ns.push_back(elapsed * 1e9);  // a decision is there when its batch is
-      result.bytes_read += batch[i].elements.size();
-      result.completions.push_back({.tag = tags[i],
-                                    .from_beats = !batch[i].elements.empty(),
+      if (submitted) {
+        const double reaction_ns = std::chrono::duration<double, std::nano>(now - *submitted).count();
+        (statistic ? result.statistic_reaction_ns : result.reaction_ns).push_back(reaction_ns);
+      }
+      result.bytes_read += batch.completions[i].elements.size();
+      result.completions.push_back({.tag = batch.tags[i],
+                                    .from_beats = !statistic,
                                     .record = *results[i].record,
                                     .counts = {summary.element_count, summary.subnormal_count, summary.zero_count}});
     }
-    batch.clear();
-    tags.clear();
   };
-  for (std::size_t seq = 0; seq < count; ++seq) {
-    const std::size_t tag = order.empty() ? seq : order[seq];
-    if (tag == kUnseen || batch.size() == operators.probes()) run_batch();
-    if (tag == kUnseen) continue;
-    if (batch.empty()) first_seq = static_cast<std::uint32_t>(seq);
-    const Operator op = operators.at(tag);
-    batch.push_back({op.descriptor, op.elements, op.statistic.value_or(TapSummary{})});
-    tags.push_back(tag);
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    const auto submitted = Clock::now();
+    reference.submit(batches[i].first_seq, batches[i].completions);
+    if (i < kOneByOne) {
+      fetch(submitted);
+    } else if (i > kOneByOne) {
+      fetch(std::nullopt);
+    }
   }
-  run_batch();
+  while (fetched < batches.size()) fetch(std::nullopt);
+  result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   result.unseen_count = reference.unseen_count();
   return result;
 }

@@ -10,14 +10,12 @@ namespace opd::tb {
 class PinDevice {
  public:
   virtual ~PinDevice() = default;
-  /// Asynchronous reset; the next edge() is edge 1.
+  /// Asynchronous reset.
   virtual void reset() = 0;
   /// Drives the inputs and returns the outputs of the same cycle.
   virtual CycleOutput peek(const CycleInput& input) = 0;
   /// Rising edge: the inputs of the last peek() are sampled.
   virtual void edge() = 0;
-  /// Edges since reset release.
-  [[nodiscard]] virtual std::uint64_t cycle() const = 0;
 };
 
 }  // namespace opd::tb

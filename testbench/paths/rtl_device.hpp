@@ -113,8 +113,6 @@ class RtlDevice final : public PinDevice {
     settle();
     edge();
   }
-  [[nodiscard]] bool record_valid() const { return model_->record_valid_o != 0; }
-  [[nodiscard]] std::uint64_t cycle() const override { return cycle_; }
 
  private:
   void drive(const CycleInput& input) {

@@ -13,10 +13,9 @@ std::unique_ptr<PinDevice> make_rtl_device(const Config& config, std::optional<W
   return std::make_unique<RtlDevice<Vopd_top>>(config, std::move(window));
 }
 
-RtlSpeed measure_rtl_speed(const Config& config, const std::vector<CycleInput>& stimulus, double seconds) {
+double measure_rtl_speed(const Config& config, const std::vector<CycleInput>& stimulus, double seconds) {
   using Clock = std::chrono::steady_clock;
   RtlDevice<Vopd_top> device(config);
-  RtlSpeed speed;
   std::uint64_t beats = 0;
   double elapsed = 0;
   const auto start = Clock::now();
@@ -24,12 +23,10 @@ RtlSpeed measure_rtl_speed(const Config& config, const std::vector<CycleInput>& 
     for (const CycleInput& input : stimulus) {
       device.run_cycle(input);
       beats += input.beat_valid;
-      speed.records += device.record_valid();
     }
     elapsed = std::chrono::duration<double>(Clock::now() - start).count();
   } while (elapsed < seconds);
-  speed.beats_per_second = static_cast<double>(beats) / elapsed;
-  return speed;
+  return static_cast<double>(beats) / elapsed;
 }
 
 }  // namespace opd::tb

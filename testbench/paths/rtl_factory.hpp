@@ -14,11 +14,7 @@ namespace opd::tb {
 [[nodiscard]] DeviceParameters rtl_parameters();
 [[nodiscard]] std::unique_ptr<PinDevice> make_rtl_device(const Config& config, std::optional<WaveformWindow> window = {});
 
-/// Clock cycles per second of the bare Verilated device on a recorded stimulus, repeated until `seconds` have passed.
-struct RtlSpeed {
-  double beats_per_second = 0;
-  std::uint64_t records = 0;
-};
-[[nodiscard]] RtlSpeed measure_rtl_speed(const Config& config, const std::vector<CycleInput>& stimulus, double seconds);
+/// Beats per second of the bare Verilated device on a recorded stimulus, repeated until `seconds` have passed.
+[[nodiscard]] double measure_rtl_speed(const Config& config, const std::vector<CycleInput>& stimulus, double seconds);
 
 }  // namespace opd::tb

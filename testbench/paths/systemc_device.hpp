@@ -38,7 +38,6 @@ class SystemcDevice final : public PinDevice {
     settle_();
     rst_n_.write(true);
     settle_();
-    cycle_ = 0;
   }
 
   CycleOutput peek(const CycleInput& input) override {
@@ -65,10 +64,8 @@ class SystemcDevice final : public PinDevice {
     clk_.write(true);
     settle_();
     clk_.write(false);
-    ++cycle_;  // the falling edge settles with the next inputs
+    // The falling edge settles with the next inputs.
   }
-
-  [[nodiscard]] std::uint64_t cycle() const override { return cycle_; }
 
  private:
   static void settle_() { sc_core::sc_start(1, sc_core::SC_PS, sc_core::SC_RUN_TO_TIME); }
@@ -84,7 +81,6 @@ class SystemcDevice final : public PinDevice {
   sc_core::sc_signal<unsigned> queue_level_{"queue_level"}, queue_high_water_{"queue_high_water"},
       unseen_count_{"unseen_count"};
   sc::Device device_;
-  std::uint64_t cycle_ = 0;
 };
 
 }  // namespace opd::tb

@@ -258,12 +258,11 @@ def _verdict(out: Path, summary: dict) -> str:
         for entry in summary["traces"]:
             if "first_divergence" not in entry:
                 continue
-            waveform = out / f"{entry['name']}.fst"
-            seen = f" Waveform: <code>{_text(waveform.name)}</code>." if waveform.exists() else ""
+            seen = f" Waveform: <code>{_text(entry['waveform'])}</code>." if "waveform" in entry else ""
             lines.append(f"<p><b>{_text(entry['name'])}</b>, first divergence: "
                          f"<code>{_text(entry['first_divergence']['text'])}</code>.{seen}</p>")
         return "".join(lines) + "</div>"
-    if not summary["records_compared"]:
+    if not summary["records_compared"] and not summary["cycles_compared"]:
         return (f'<div class="verdict idle"><p><strong>Nothing was compared.</strong> Only {_text(", ".join(paths) or "no path")} '
                 "ran; a comparison needs two paths.</p></div>")
     return (f'<div class="verdict good"><p><strong>Equal.</strong> {_text(", ".join(paths))}: {counts}, '
@@ -315,9 +314,6 @@ def _spread_cycles(spread: dict) -> str:
 def _overhead_row(entry: dict, figures: dict) -> list[str]:
     """One path of one trace: path, basis, reaction, worst, stall cycles, bytes re-read, operations, time per step, energy, run time."""
     path = _text(figures["path"])
-    if figures.get("basis") == "modelled":
-        return [path, '<span class="basis modelled">modelled</span>', _time(figures["reaction_microseconds"] * 1e3), DASH, DASH,
-                _bytes(entry["raw_bytes"]), DASH, DASH, f"{_number(figures['reread_energy_nanojoule_per_operator'])}&nbsp;nJ", DASH]
     basis = figures["reaction"]["basis"]
     reaction = worst = DASH
     if basis == "counted":
@@ -325,7 +321,9 @@ def _overhead_row(entry: dict, figures: dict) -> list[str]:
             ("tap", "cycles", "operators_raw"), ("sideband", "sideband_cycles", "operators_statistic")) if entry[ops]]
         reaction = "<br>".join(f"{name} {_spread_cycles(spread)} cycles" for name, spread in ways)
         worst = "<br>".join(_time(spread["maximum"]) for _, spread in ways)
-    elif basis == "measured":
+    elif basis == "modelled":
+        reaction = _time(figures["reaction"]["nanoseconds"])
+    elif basis == "measured" and figures["reaction"]["nanoseconds"]:
         reaction = _time(figures["reaction"]["nanoseconds"]["median"])
         worst = f"{_time(figures['reaction']['nanoseconds']['p99'])} <span class=\"unit\">p99</span>"
     step = figures.get("microseconds_per_step")
@@ -334,7 +332,7 @@ def _overhead_row(entry: dict, figures: dict) -> list[str]:
             f"{figures['extra_operations']:,}" if "extra_operations" in figures else DASH,
             _time(step * 1e3) if step is not None else DASH,
             f"{_number(figures['energy']['nanojoule_per_operator'])}&nbsp;nJ" if "energy" in figures else DASH,
-            _time(figures["seconds"] * 1e9)]
+            _time(figures["seconds"] * 1e9) if "seconds" in figures else DASH]
 
 
 def _overhead(summary: dict) -> str:
@@ -343,8 +341,9 @@ def _overhead(summary: dict) -> str:
         for position, figures in enumerate(entry["reaction_and_overhead"]):
             rows.append(("first" if position == 0 else "",
                          [_text(entry["name"]) if position == 0 else "", *_overhead_row(entry, figures)]))
-            if figures.get("basis") == "modelled":
-                models[json.dumps(figures["assumptions"], sort_keys=True)] = figures["assumptions"]
+            if figures["reaction"]["basis"] == "modelled":
+                assumptions = {key: value for key, value in figures["reaction"]["assumptions"].items() if key != "bytes_per_operator"}
+                models[json.dumps(assumptions, sort_keys=True)] = assumptions
             if figures.get("unseen"):
                 unseen.append(f"<li>{_text(entry['name'])}, {_text(figures['path'])}: {_count(figures['unseen'], 'completion')} "
                               "found the op queue full and were never seen by the detection unit</li>")

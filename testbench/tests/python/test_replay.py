@@ -135,12 +135,12 @@ def test_records_on_disk_are_those_of_the_trace(shipped):
 def test_a_fault_in_each_path_is_found_and_named(path, small, tmp_path):
     result = opd("replay", small, "--out", tmp_path, "--plant-fault", path, expect=1)
     line = next(line for line in result.stdout.splitlines() if line.startswith("MISMATCH"))
-    assert re.search(r"op 0 \(op0\), step 16, seq 96: flags: ", line), line
+    assert re.search(r"op 0 \(op0\), step 0, seq 0: flags: ", line), line
     assert f"{path} = " in line and "WARMUP" in line
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["mismatches"] > 0
     divergence = summary["traces"][0]["first_divergence"]
-    assert (divergence["op"], divergence["step"], divergence["seq"], divergence["field"]) == (0, 16, 96, "flags")
+    assert (divergence["op"], divergence["step"], divergence["seq"], divergence["field"]) == (0, 0, 0, "flags")
     assert path in divergence["paths"]
     assert "report.html" in result.stdout and (tmp_path / "report.html").stat().st_size > 10_000
     waveform = tmp_path / "small.fst"
@@ -340,7 +340,8 @@ def test_every_script_has_help(script):
     if "python" in head:
         command.insert(0, ROOT / ".venv" / "bin" / "python")
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0 and "Usage" in result.stdout or "usage" in result.stdout, result.stderr
+    assert result.returncode == 0, result.stderr
+    assert "usage" in result.stdout.lower()
 
 
 def test_models_do_not_share_arithmetic():

@@ -60,7 +60,7 @@ def make_records(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_entry(trace: Trace, records: np.ndarray) -> dict:
-    spread = {"minimum": 4.0, "median": 4.0, "p99": 4.0, "maximum": 4.0}
+    spread = {"minimum": 4, "median": 4, "p99": 4, "maximum": 4}
     incident = {"op": 0, "probe": "attn.qk", "step": 21, "lead_steps": 8, "first_alarm_step": 13, "mode_before": "STABLE"}
     device = {"records": len(records), "unseen": 1, "seconds": 0.25}
     return {
@@ -74,17 +74,18 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
                       "downshifts": 2, "flags": {flag.name: int(flag) for flag in Flag}},
         "lead_when_sampled": [{"every": 1, "lead_steps": 8, "alarms_per_1000": 0.5},
                               {"every": 2, "lead_steps": 7, "alarms_per_1000": 1.5}],
-        "reaction_cycles": 4.0,
+        "reaction_cycles": 4,
         "reaction_and_overhead": [
-            *({"path": path, **device, "reaction": {"basis": "counted", "cycles": spread, "nanoseconds_at_1_ghz": 4.0,
-                                                    "sideband_cycles": {**spread, "maximum": 5.0}},
+            *({"path": path, **device, "reaction": {"basis": "counted", "cycles": spread, "sideband_cycles": {**spread, "maximum": 5.0}},
                "cycles": 67890, "beats": 12345, "stall_cycles": 0, "queue_high_water": 2, "extra_element_bytes": 0}
               for path in ("rtl", "systemc")),
             {"path": "cpu", **device, "reaction": {"basis": "measured", "nanoseconds": {**spread, "median": 1234.0, "p99": 5678.0}},
              "extra_element_bytes": 192, "microseconds_per_step": 41.7},
-            {"path": "cuda", "basis": "modelled", "bytes_per_operator": 64.0, "reaction_microseconds": 11.6,
-             "assumptions": {"launch_and_synchronise_us": 6.7, "host_decision_us": 0.1, "register_write_us": 1.0,
-                             "bandwidth_bytes_per_us": 4.8e6}, "reread_energy_nanojoule_per_operator": 2.0}],
+            {"path": "cuda", "extra_element_bytes": 192, "extra_operations": 960,
+             "reaction": {"basis": "modelled", "nanoseconds": 11600.0,
+                          "assumptions": {"launch_and_synchronise_us": 6.7, "host_decision_us": 0.1, "register_write_us": 1.0,
+                                          "bandwidth_bytes_per_us": 4.8e6, "bytes_per_operator": 64.0}},
+             "energy": {"basis": "modelled", "nanojoule_per_operator": 2.0}}],
     }
 
 
@@ -213,7 +214,7 @@ def test_divergence_is_named(replay):
     replay.entry.update(mismatches=2, first_divergence={"text": text})
     replay.entry["comparisons"][1]["mismatches"] = 2
     replay.config["quiet_steps"] = 32
-    (replay.out / "small.fst").write_bytes(b"")
+    replay.entry["waveform"] = "small.fst"
     page = Page(replay.write())
     assert ("div", {"class": "verdict bad"}) in page.tags
     assert f"2 mismatches in 23 records" in page.words and text in page.words and "small.fst" in page.words

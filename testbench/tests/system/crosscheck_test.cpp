@@ -96,17 +96,25 @@ TEST(CompareCycles, NamesThePinThatDiffers) {
   EXPECT_EQ(pin_of([](CycleOutput& o) { ++o.unseen_count; }), "unseen_count");
 }
 
-TEST(CompareStreams, AMissingRecordIsAMismatch) {
+TEST(CompareStreams, AMissingRecordIsOneMismatchWhereverItIsMissing) {
   std::vector<Completion> three(3);
   for (std::uint32_t i = 0; i < 3; ++i) three[i].record.seq = i;
   const auto all = compare_streams("rtl", three, "cpu", three);
   EXPECT_EQ(all.compared, 3u);
   EXPECT_EQ(all.mismatches, 0u);
-  const auto fewer = compare_streams("rtl", three, "cpu", std::span(three).first(2));
-  EXPECT_EQ(fewer.compared, 2u);
-  EXPECT_EQ(fewer.mismatches, 1u);
-  ASSERT_TRUE(fewer.first);
-  EXPECT_EQ(fewer.first->field, "number of records");
+  for (std::size_t gone = 0; gone < three.size(); ++gone) {
+    std::vector<Completion> two = three;
+    two.erase(two.begin() + static_cast<std::ptrdiff_t>(gone));
+    for (const bool left_lacks : {false, true}) {
+      const auto fewer = left_lacks ? compare_streams("rtl", two, "cpu", three) : compare_streams("rtl", three, "cpu", two);
+      EXPECT_EQ(fewer.compared, 2u);
+      EXPECT_EQ(fewer.mismatches, 1u);
+      ASSERT_TRUE(fewer.first && fewer.first->record);
+      EXPECT_EQ(fewer.first->field, "record");
+      EXPECT_EQ(fewer.first->record->seq, gone);
+      EXPECT_EQ(fewer.first->left_value, left_lacks ? "missing" : "present");
+    }
+  }
 }
 
 TEST(PlantedFault, TheMutatedRtlIsNamedAtItsOperatorStepAndCycle) {

@@ -10,8 +10,8 @@ std::unique_ptr<PinDevice> make_small_rtl_device(const Config& config) {
   return std::make_unique<RtlDevice<Vopd_top_small>>(config);
 }
 
-std::unique_ptr<PinDevice> make_mutant_rtl_device(const Config& config, std::optional<WaveformWindow> window) {
-  return std::make_unique<RtlDevice<Vopd_top_mutant>>(config, std::move(window));
+std::unique_ptr<PinDevice> make_mutant_rtl_device(const Config& config) {
+  return std::make_unique<RtlDevice<Vopd_top_mutant>>(config);
 }
 
 }  // namespace opd::tb

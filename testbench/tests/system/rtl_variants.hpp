@@ -1,11 +1,9 @@
 #pragma once
 // The other Verilated devices of the build, behind PinDevice (rtl/CMakeLists.txt).
 #include <memory>
-#include <optional>
 
 #include "opd/types/device.hpp"
 #include "paths/pin_device.hpp"
-#include "paths/waveform.hpp"
 
 namespace opd::tb {
 
@@ -15,7 +13,6 @@ inline constexpr DeviceParameters kSmallDevice{.num_ops = 5, .datapath_width = 6
 [[nodiscard]] std::unique_ptr<PinDevice> make_small_rtl_device(const Config& config);
 
 /// The default device with one planted fault that none of its assertions notices.
-[[nodiscard]] std::unique_ptr<PinDevice> make_mutant_rtl_device(const Config& config,
-                                                                std::optional<WaveformWindow> window = {});
+[[nodiscard]] std::unique_ptr<PinDevice> make_mutant_rtl_device(const Config& config);
 
 }  // namespace opd::tb
