@@ -1,13 +1,13 @@
 #include "bench.hpp"
 
+#include <fmt/format.h>
+
+#include <Eigen/Core>
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <random>
-
-#include <Eigen/Core>
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "opd/reference/byte_sum.hpp"
 #include "opd/reference/cpu.hpp"
@@ -24,7 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 /// Best of five, in seconds: what the code costs, not what else the machine was doing.
 template <class Work>
@@ -41,18 +43,29 @@ double best_of_five(Work work) {
 /// A table of figures beside their yardsticks.
 class Table {
  public:
-  Table() { fmt::print("  {:<44} {:>22} {:>34} {:>6}  {}\n", "what", "measured", "yardstick, same run", "ratio", "goal"); }
-  /// A figure beside a yardstick measured in the same run; `goal` is the least ratio wanted, 0 = none.
-  void row(const std::string& what, double value, const std::string& unit, const std::string& yardstick_name,
-           double yardstick, double ratio, double goal) {
-    print(what, value, unit, fmt::format("{} {:.3g} {}", yardstick_name, yardstick, unit), fmt::format("{:.2f}", ratio),
+  Table() {
+    fmt::print("  {:<44} {:>22} {:>34} {:>6}  {}\n", "what", "measured", "yardstick, same run",
+               "ratio", "goal");
+  }
+  /// A figure beside a yardstick measured in the same run; `goal` is the least ratio wanted, 0 =
+  /// none.
+  void row(const std::string& what, double value, const std::string& unit,
+           const std::string& yardstick_name, double yardstick, double ratio, double goal) {
+    print(what, value, unit, fmt::format("{} {:.3g} {}", yardstick_name, yardstick, unit),
+          fmt::format("{:.2f}", ratio),
           goal > 0 ? fmt::format(">= {:g}{}", goal, ratio < goal ? ", missed" : "") : "");
-    rows_.push_back({{"what", what}, {"value", value}, {"unit", unit}, {"yardstick", yardstick_name},
-                     {"yardstick_value", yardstick}, {"ratio", ratio}, {"goal_ratio", goal}});
+    rows_.push_back({{"what", what},
+                     {"value", value},
+                     {"unit", unit},
+                     {"yardstick", yardstick_name},
+                     {"yardstick_value", yardstick},
+                     {"ratio", ratio},
+                     {"goal_ratio", goal}});
   }
   /// A figure with a goal of its own.
   void goal_row(const std::string& what, double value, const std::string& unit, double goal) {
-    print(what, value, unit, "", "", fmt::format(">= {:g} {}{}", goal, unit, value < goal ? ", missed" : ""));
+    print(what, value, unit, "", "",
+          fmt::format(">= {:g} {}{}", goal, unit, value < goal ? ", missed" : ""));
     rows_.push_back({{"what", what}, {"value", value}, {"unit", unit}, {"goal", goal}});
   }
   void skipped(const std::string& what, const std::string& reason) {
@@ -62,16 +75,19 @@ class Table {
   [[nodiscard]] const nlohmann::ordered_json& rows() const { return rows_; }
 
  private:
-  static void print(const std::string& what, double value, const std::string& unit, const std::string& yardstick,
-                    const std::string& ratio, const std::string& goal) {
-    fmt::print("  {:<44} {:>22} {:>34} {:>6}  {}\n", what, fmt::format("{:.3g} {}", value, unit), yardstick, ratio, goal);
+  static void print(const std::string& what, double value, const std::string& unit,
+                    const std::string& yardstick, const std::string& ratio,
+                    const std::string& goal) {
+    fmt::print("  {:<44} {:>22} {:>34} {:>6}  {}\n", what, fmt::format("{:.3g} {}", value, unit),
+               yardstick, ratio, goal);
     std::fflush(stdout);
   }
 
   nlohmann::ordered_json rows_ = nlohmann::ordered_json::array();
 };
 
-/// Halves around zero, as an activation holds them: no zeros, subnormals or non-finite values in particular.
+/// Halves around zero, as an activation holds them: no zeros, subnormals or non-finite values in
+/// particular.
 std::vector<std::byte> ordinary_elements(std::size_t bytes) {
   std::vector<std::byte> buffer(bytes);
   std::mt19937_64 rng(1);
@@ -92,15 +108,16 @@ void bench_cpu(Table& table, std::size_t bytes) {
     const auto format = static_cast<Format>(f);
     const double time = best_of_five([&] { sink += ref::summarise(format, buffer).max_mag; });
     if (format == Format::kFp16) fp16 = time;
-    table.row(fmt::format("cpu statistics, {}, {} MiB", kFormatNames[f], bytes >> 20), gigabytes / time, "GB/s",
-              "byte sum", gigabytes / plain, plain / time, 0.85);
+    table.row(fmt::format("cpu statistics, {}, {} MiB", kFormatNames[f], bytes >> 20),
+              gigabytes / time, "GB/s", "byte sum", gigabytes / plain, plain / time, 0.85);
   }
   const double torch = torch_abs_max_seconds(bytes);
   if (torch > 0) {
-    table.row("cpu statistics, FP16, against PyTorch", gigabytes / fp16, "GB/s", "abs().max()", gigabytes / torch,
-              torch / fp16, 10);
+    table.row("cpu statistics, FP16, against PyTorch", gigabytes / fp16, "GB/s", "abs().max()",
+              gigabytes / torch, torch / fp16, 10);
   } else {
-    table.skipped("cpu statistics against PyTorch", "PyTorch is not installed; scripts/setup --for test installs it");
+    table.skipped("cpu statistics against PyTorch",
+                  "PyTorch is not installed; scripts/setup --for test installs it");
   }
   if (sink == 1) fmt::print("\n");  // keeps the results alive
 }
@@ -117,20 +134,24 @@ std::vector<CycleInput> device_stimulus(const DeviceParameters& device) {
     input.beat.descriptor.op = static_cast<std::uint16_t>(i / kBeatsPerOp % device.num_ops);
     input.beat.last = i % kBeatsPerOp == kBeatsPerOp - 1;
     input.beat.lane_enable = ~std::uint64_t{0};
-    std::copy_n(reinterpret_cast<const std::uint8_t*>(elements.data()) + i * beat_bytes, beat_bytes, input.beat.data.begin());
+    std::copy_n(reinterpret_cast<const std::uint8_t*>(elements.data()) + i * beat_bytes, beat_bytes,
+                input.beat.data.begin());
   }
   return stimulus;
 }
 
-/// Four operators of 4 MiB over four steps, raw: the sizes of a real layer, where the elements outweigh the bookkeeping.
+/// Four operators of 4 MiB over four steps, raw: the sizes of a real layer, where the elements
+/// outweigh the bookkeeping.
 trace::Trace large_tensors() {
   constexpr std::size_t kOps = 4, kSteps = 4, kElements = std::size_t{2} << 20;
   trace::TraceContent content{.name = "large-tensors", .label = trace::Label::kData};
   const std::vector<std::byte> elements = ordinary_elements(2 * kElements);
   const TapSummary summary = ref::summarise(Format::kFp16, elements);
-  const auto max_abs = static_cast<float>(Eigen::numext::bit_cast<Eigen::half>(static_cast<std::uint16_t>(summary.max_mag)));
+  const auto max_abs = static_cast<float>(
+      Eigen::numext::bit_cast<Eigen::half>(static_cast<std::uint16_t>(summary.max_mag)));
   for (std::size_t op = 0; op < kOps; ++op) {
-    content.probes.push_back({.name = fmt::format("op{}", op), .format = Format::kFp16, .shape = {kElements}});
+    content.probes.push_back(
+        {.name = fmt::format("op{}", op), .format = Format::kFp16, .shape = {kElements}});
   }
   for (std::size_t step = 0; step < kSteps; ++step) {
     content.step.push_back(static_cast<std::int64_t>(step));
@@ -159,20 +180,24 @@ void bench_models(Table& table, const BenchOptions& options) {
     const LockstepResult alone = simulation.run_lockstep(operators, nullptr);
     const double beats = static_cast<double>(alone.systemc.beats);
     const double cycles = static_cast<double>(alone.systemc.cycles);
-    table.goal_row(fmt::format("systemc, cycle-accurate, {}", trace.name()), beats / alone.systemc.seconds / 1e6, "M beats/s", 1);
-    fmt::print("  {:<44} {:>22}\n", "  in clock cycles", fmt::format("{:.3g} M cycles/s", cycles / alone.systemc.seconds / 1e6));
+    table.goal_row(fmt::format("systemc, cycle-accurate, {}", trace.name()),
+                   beats / alone.systemc.seconds / 1e6, "M beats/s", 1);
+    fmt::print("  {:<44} {:>22}\n", "  in clock cycles",
+               fmt::format("{:.3g} M cycles/s", cycles / alone.systemc.seconds / 1e6));
     const PathResult lt = simulation.run_loosely_timed(operators);
     const PathResult cpu = run_cpu(operators, device, {});
-    table.row(fmt::format("systemc-lt, {}", trace.name()), beats / lt.seconds / 1e6, "M beats/s", "cpu path",
-              beats / cpu.seconds / 1e6, cpu.seconds / lt.seconds, 0.5);
+    table.row(fmt::format("systemc-lt, {}", trace.name()), beats / lt.seconds / 1e6, "M beats/s",
+              "cpu path", beats / cpu.seconds / 1e6, cpu.seconds / lt.seconds, 0.5);
     const auto start = Clock::now();
     const auto rtl_device = make_rtl_device({});
     const LockstepResult both = simulation.run_lockstep(operators, rtl_device.get());
     (void)simulation.run_loosely_timed(operators);
     (void)run_cpu(operators, device, {});
     const double elapsed = seconds_since(start);
-    table.row(fmt::format("end to end, four paths, {}", trace.name()), static_cast<double>(both.cycles_compared) / elapsed / 1e6,
-              "M cycles/s", "systemc alone", cycles / alone.systemc.seconds / 1e6, alone.systemc.seconds / elapsed, 0);
+    table.row(fmt::format("end to end, four paths, {}", trace.name()),
+              static_cast<double>(both.cycles_compared) / elapsed / 1e6, "M cycles/s",
+              "systemc alone", cycles / alone.systemc.seconds / 1e6,
+              alone.systemc.seconds / elapsed, 0);
   }
 }
 
@@ -182,14 +207,20 @@ int run_bench(const BenchOptions& options) {
   std::ofstream json;
   if (!options.json.empty()) {
     json.open(options.json);
-    if (!json) throw std::runtime_error("--json " + options.json.string() + ": cannot be written; choose another file");
+    if (!json)
+      throw std::runtime_error("--json " + options.json.string() +
+                               ": cannot be written; choose another file");
   }
-  fmt::print("opd bench: best of five for memory passes, {} s for the Verilated device; one thread\n", options.seconds);
+  fmt::print(
+      "opd bench: best of five for memory passes, {} s for the Verilated device; one thread\n",
+      options.seconds);
   Table table;
   bench_cpu(table, std::size_t{options.megabytes} << 20);
   bench_models(table, options);
   std::string reason;
-  table.skipped("cuda statistics", cuda_available(&reason) ? "opd_cuda_check measures it beside a device copy" : reason);
+  table.skipped("cuda statistics", cuda_available(&reason)
+                                       ? "opd_cuda_check measures it beside a device copy"
+                                       : reason);
   json << table.rows().dump(2) << '\n';
   return 0;
 }

@@ -15,7 +15,8 @@ std::string name_of(Mode mode) {
   return index < kModeNames.size() ? std::string(kModeNames[index]) : fmt::format("mode {}", index);
 }
 std::string name_of_cause(std::uint8_t cause) {
-  return cause < kCauseNames.size() ? std::string(kCauseNames[cause]) : fmt::format("cause {}", cause);
+  return cause < kCauseNames.size() ? std::string(kCauseNames[cause])
+                                    : fmt::format("cause {}", cause);
 }
 
 }  // namespace
@@ -32,8 +33,9 @@ std::string flags_text(std::uint16_t flags) {
 }
 
 std::optional<Divergence> compare_records(const std::string& left_name, const OpRecord& left,
-                                          const TapCounts& left_counts, const std::string& right_name,
-                                          const OpRecord& right, const TapCounts& right_counts) {
+                                          const TapCounts& left_counts,
+                                          const std::string& right_name, const OpRecord& right,
+                                          const TapCounts& right_counts) {
   if (left == right && left_counts == right_counts) return std::nullopt;
   Divergence d{.left = left_name, .right = right_name, .record = left};
   const auto differ = [&](const char* field, const auto& l, const auto& r, const auto& text) {
@@ -67,7 +69,10 @@ std::optional<Divergence> compare_cycles(const std::string& left_name, const Cyc
   std::optional<Divergence> found;
   const auto differ = [&](const char* pin, const auto& l, const auto& r, const auto& text) {
     if (l == r || found) return;
-    found = Divergence{.left = left_name, .right = right_name, .field = pin, .left_value = text(l),
+    found = Divergence{.left = left_name,
+                       .right = right_name,
+                       .field = pin,
+                       .left_value = text(l),
                        .right_value = text(r)};
     if (left.record_valid) found->record = left.record;
     if (right.record_valid && !left.record_valid) found->record = right.record;
@@ -75,7 +80,8 @@ std::optional<Divergence> compare_cycles(const std::string& left_name, const Cyc
   const auto number = [](auto v) { return show(+v); };
   differ("record_valid", left.record_valid, right.record_valid, number);
   if (!found && left.record_valid) {
-    found = compare_records(left_name, left.record, left.counts, right_name, right.record, right.counts);
+    found = compare_records(left_name, left.record, left.counts, right_name, right.record,
+                            right.counts);
   }
   differ("mode_o", left.mode, right.mode, name_of);
   differ("stat_ready", left.stat_ready, right.stat_ready, number);
@@ -99,8 +105,12 @@ RecordComparison compare_streams(const std::string& left_name, std::span<const C
     result.first = std::move(d);
   };
   const auto lacking = [&](const std::string& path, const Completion& record) {
-    note(Divergence{.left = left_name, .right = right_name, .field = "record", .left_value = path == left_name ? "missing" : "present",
-                    .right_value = path == right_name ? "missing" : "present", .record = record.record},
+    note(Divergence{.left = left_name,
+                    .right = right_name,
+                    .field = "record",
+                    .left_value = path == left_name ? "missing" : "present",
+                    .right_value = path == right_name ? "missing" : "present",
+                    .record = record.record},
          record);
   };
   auto l = left.begin();

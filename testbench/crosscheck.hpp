@@ -12,19 +12,19 @@ namespace opd::tb {
 
 /// What a path said of one completion, and when (rtl and systemc only).
 struct Completion {
-  std::size_t tag = 0;                 ///< operator in program order
-  std::uint64_t last_beat_cycle = 0;   ///< edge that sampled the last beat or accepted the statistic
-  std::uint64_t record_cycle = 0;      ///< first edge that can use the new mode
-  Mode mode_at_issue = Mode::kFast;    ///< what the vector unit read before executing the operator
-  bool from_beats = false;             ///< through the datapath, not the sideband
+  std::size_t tag = 0;                ///< operator in program order
+  std::uint64_t last_beat_cycle = 0;  ///< edge that sampled the last beat or accepted the statistic
+  std::uint64_t record_cycle = 0;     ///< first edge that can use the new mode
+  Mode mode_at_issue = Mode::kFast;   ///< what the vector unit read before executing the operator
+  bool from_beats = false;            ///< through the datapath, not the sideband
   OpRecord record;
   TapCounts counts;
 };
 
 /// The first place where two paths differ.
 struct Divergence {
-  std::string left, right;             ///< path names
-  std::string field;                   ///< record field or pin
+  std::string left, right;  ///< path names
+  std::string field;        ///< record field or pin
   std::string left_value, right_value;
   std::optional<OpRecord> record;      ///< of the left path: names op, step and seq
   std::optional<std::uint64_t> cycle;  ///< where known
@@ -32,15 +32,16 @@ struct Divergence {
 };
 
 /// First differing pin of two cycles, records included; nullopt when equal.
-[[nodiscard]] std::optional<Divergence> compare_cycles(const std::string& left_name, const CycleOutput& left,
-                                                       const std::string& right_name, const CycleOutput& right,
+[[nodiscard]] std::optional<Divergence> compare_cycles(const std::string& left_name,
+                                                       const CycleOutput& left,
+                                                       const std::string& right_name,
+                                                       const CycleOutput& right,
                                                        std::uint64_t cycle);
 
 /// First differing field of two records.
-[[nodiscard]] std::optional<Divergence> compare_records(const std::string& left_name, const OpRecord& left,
-                                                        const TapCounts& left_counts,
-                                                        const std::string& right_name, const OpRecord& right,
-                                                        const TapCounts& right_counts);
+[[nodiscard]] std::optional<Divergence> compare_records(
+    const std::string& left_name, const OpRecord& left, const TapCounts& left_counts,
+    const std::string& right_name, const OpRecord& right, const TapCounts& right_counts);
 
 /// Outcome of comparing two record streams keyed by seq.
 struct RecordComparison {
@@ -50,8 +51,8 @@ struct RecordComparison {
   std::optional<Divergence> first;
 };
 
-/// Records are matched by seq, which rises in either stream; one that the other stream lacks is a mismatch of its own and does
-/// not disturb the rest.
+/// Records are matched by seq, which rises in either stream; one that the other stream lacks is a
+/// mismatch of its own and does not disturb the rest.
 [[nodiscard]] RecordComparison compare_streams(const std::string& left_name,
                                                std::span<const Completion> left,
                                                const std::string& right_name,

@@ -16,9 +16,11 @@ struct Sample {
   Mode mode;  ///< after it
 };
 
-/// The first non-finite sample of a history and the warning before it. An alarm stands while its operator is not in FAST.
+/// The first non-finite sample of a history and the warning before it. An alarm stands while its
+/// operator is not in FAST.
 std::optional<Incident> first_incident(std::uint16_t op, std::span<const Sample> history) {
-  const auto bad = std::find_if(history.begin(), history.end(), [](const Sample& s) { return s.nonfinite; });
+  const auto bad =
+      std::find_if(history.begin(), history.end(), [](const Sample& s) { return s.nonfinite; });
   if (bad == history.end()) return std::nullopt;
   Incident incident{.op = op, .step = bad->step};
   Mode mode = Mode::kFast;
@@ -59,9 +61,11 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
     }
     if (alarm && !gone_bad[r.op]) ++quality.alarms;
     if ((r.flags & kAlarmFlags) != 0) ++quality.flagged;
-    for (std::size_t flag = 0; flag < kFlagNames.size(); ++flag) quality.flag_counts[flag] += r.flags >> flag & 1u;
+    for (std::size_t flag = 0; flag < kFlagNames.size(); ++flag)
+      quality.flag_counts[flag] += r.flags >> flag & 1u;
     const auto cause = static_cast<Cause>(r.cause);
-    if (static_cast<Mode>(r.mode) == Mode::kStable && (cause == Cause::kRisk || cause == Cause::kNonfinite)) {
+    if (static_cast<Mode>(r.mode) == Mode::kStable &&
+        (cause == Cause::kRisk || cause == Cause::kNonfinite)) {
       ++quality.downshifts;
     }
   }
@@ -79,8 +83,10 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
   return quality;
 }
 
-std::vector<SampledDetection> detect_sampled(const OperatorStream& operators, const Incident& incident,
-                                             const DeviceParameters& parameters, const Config& config) {
+std::vector<SampledDetection> detect_sampled(const OperatorStream& operators,
+                                             const Incident& incident,
+                                             const DeviceParameters& parameters,
+                                             const Config& config) {
   std::vector<SampledDetection> result;
   for (const unsigned every : {1u, 2u, 4u, 8u, 16u, 32u, 64u}) {
     ref::CpuReference reference(parameters, config);
@@ -92,17 +98,19 @@ std::vector<SampledDetection> detect_sampled(const OperatorStream& operators, co
         const Operator op = operators.at(step * operators.probes() + probe);
         const bool is_incident = probe == incident.op && op.descriptor.step == incident.step;
         if (step % every != 0 && !is_incident) continue;
-        const OpRecord record = *reference.complete(static_cast<std::uint32_t>(samples++), op.descriptor,
-                                                    operators.trace().statistic(step, probe));
-        const Sample sample{record.step, record.nonfinite_count > 0, record.risk >= config.risk_stable,
-                            static_cast<Mode>(record.mode)};
+        const OpRecord record =
+            *reference.complete(static_cast<std::uint32_t>(samples++), op.descriptor,
+                                operators.trace().statistic(step, probe));
+        const Sample sample{record.step, record.nonfinite_count > 0,
+                            record.risk >= config.risk_stable, static_cast<Mode>(record.mode)};
         if (sample.nonfinite) gone_bad[probe] = true;
         alarms += sample.alarm && !gone_bad[probe];
         if (probe == incident.op) history.push_back(sample);
       }
     }
     const auto found = first_incident(incident.op, history);
-    result.push_back({every, found ? found->lead_steps : 0, 1000.0 * static_cast<double>(alarms) / static_cast<double>(samples)});
+    result.push_back({every, found ? found->lead_steps : 0,
+                      1000.0 * static_cast<double>(alarms) / static_cast<double>(samples)});
   }
   return result;
 }

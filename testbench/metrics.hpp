@@ -12,42 +12,52 @@
 
 namespace opd::tb {
 
-/// The first non-finite value of one operator, and what the device had said of that operator before.
+/// The first non-finite value of one operator, and what the device had said of that operator
+/// before.
 struct Incident {
   std::uint16_t op = 0;
   std::uint32_t step = 0;
-  std::uint32_t lead_steps = 0;               ///< for how many steps an alarm had been standing; 0 = no warning
-  std::optional<std::uint32_t> first_alarm;   ///< step of the first alarm in the window before
-  Mode mode_before = Mode::kFast;             ///< the mode it ran in when it happened
+  std::uint32_t lead_steps = 0;  ///< for how many steps an alarm had been standing; 0 = no warning
+  std::optional<std::uint32_t> first_alarm;  ///< step of the first alarm in the window before
+  Mode mode_before = Mode::kFast;            ///< the mode it ran in when it happened
 };
 
-inline constexpr std::uint32_t kLeadWindow = 128;  ///< steps before the incident in which alarms are looked for
+/// Steps before the incident in which alarms are looked for
+inline constexpr std::uint32_t kLeadWindow = 128;
 
 struct DetectionQuality {
-  std::vector<Incident> incidents;      ///< one per operator that went non-finite, in seq order
-  std::optional<Incident> first;        ///< of the operator that the label names, else of the earliest forward probe
+  std::vector<Incident> incidents;  ///< one per operator that went non-finite, in seq order
+  /// Of the operator that the label names, else of the earliest forward probe
+  std::optional<Incident> first;
   std::uint64_t probe_steps = 0;
-  std::uint64_t alarms = 0;             ///< records with risk >= RISK.STABLE before the first incident of their op
-  std::uint64_t flagged = 0;            ///< records with any alarm flag
-  std::uint64_t downshifts = 0;         ///< changes FAST to STABLE
+  /// Records with risk >= RISK.STABLE before the first incident of their op
+  std::uint64_t alarms = 0;
+  std::uint64_t flagged = 0;     ///< records with any alarm flag
+  std::uint64_t downshifts = 0;  ///< changes FAST to STABLE
   std::array<std::uint64_t, kFlagNames.size()> flag_counts{};
   [[nodiscard]] double alarms_per_1000() const {
-    return probe_steps == 0 ? 0.0 : 1000.0 * static_cast<double>(alarms) / static_cast<double>(probe_steps);
+    return probe_steps == 0
+               ? 0.0
+               : 1000.0 * static_cast<double>(alarms) / static_cast<double>(probe_steps);
   }
 };
 
-[[nodiscard]] DetectionQuality assess(const OperatorStream& operators, std::span<const Completion> completions,
+[[nodiscard]] DetectionQuality assess(const OperatorStream& operators,
+                                      std::span<const Completion> completions,
                                       const Config& config);
 
-/// What is left when software looks only at every n-th step. The baseline moves per sample, so it gets n times slower: its
-/// horizon grows, and with it the false alarms.
+/// What is left when software looks only at every n-th step. The baseline moves per sample, so it
+/// gets n times slower: its horizon grows, and with it the false alarms.
 struct SampledDetection {
   unsigned every = 1;
-  std::uint32_t lead_steps = 0;    ///< of the given incident
-  double alarms_per_1000 = 0;      ///< per 1000 samples taken, all operators, before their first non-finite value
+  std::uint32_t lead_steps = 0;  ///< of the given incident
+  /// Per 1000 samples taken, all operators, before their first non-finite value
+  double alarms_per_1000 = 0;
 };
-[[nodiscard]] std::vector<SampledDetection> detect_sampled(const OperatorStream& operators, const Incident& incident,
-                                                           const DeviceParameters& parameters, const Config& config);
+[[nodiscard]] std::vector<SampledDetection> detect_sampled(const OperatorStream& operators,
+                                                           const Incident& incident,
+                                                           const DeviceParameters& parameters,
+                                                           const Config& config);
 
 struct Spread {
   double minimum = 0, median = 0, p99 = 0, maximum = 0;
@@ -55,25 +65,27 @@ struct Spread {
 /// Nothing for no values.
 [[nodiscard]] std::optional<Spread> spread_of(std::vector<double> values);
 
-/// What a GPU would need for the same decision without the hardware unit. Computed, not measured; the assumptions and their
-/// sources are in docs/metrics.md and travel with every figure.
+/// What a GPU would need for the same decision without the hardware unit. Computed, not measured;
+/// the assumptions and their sources are in docs/metrics.md and travel with every figure.
 struct GpuModel {
   double launch_and_synchronise_us = 6.7;  ///< one short kernel, less its own run time
   double host_decision_us = 0.1;
-  double register_write_us = 1.0;    ///< posted write over PCIe
+  double register_write_us = 1.0;         ///< posted write over PCIe
   double bandwidth_bytes_per_us = 4.8e6;  ///< HBM3e of an H200
   [[nodiscard]] double reaction_us(double bytes) const {
-    return launch_and_synchronise_us + bytes / bandwidth_bytes_per_us + host_decision_us + register_write_us;
+    return launch_and_synchronise_us + bytes / bandwidth_bytes_per_us + host_decision_us +
+           register_write_us;
   }
 };
 
 /// What the tap adds to the vector unit's work. Computed, not measured (docs/metrics.md, "Energy").
 struct TapModel {
-  static constexpr double kFemtojoulePerBit = 3.1;  ///< integer add or compare, 45 nm
+  static constexpr double kFemtojoulePerBit = 3.1;     ///< integer add or compare, 45 nm
   static constexpr double kReadPicojoulePerBit = 3.9;  ///< HBM2, for what software reads again
-  static constexpr unsigned kOperationsPerElement = 10;  ///< of the software statistic: mask, four classes, maximum, four counts
-  /// A beat of W bits: every bit passes the maximum and the comparisons with the format's largest finite and smallest normal
-  /// magnitudes; six 32-bit counters follow.
+  /// Of the software statistic: mask, four classes, maximum, four counts
+  static constexpr unsigned kOperationsPerElement = 10;
+  /// A beat of W bits: every bit passes the maximum and the comparisons with the format's largest
+  /// finite and smallest normal magnitudes; six 32-bit counters follow.
   [[nodiscard]] static double picojoule_per_beat(unsigned datapath_width) {
     return (3.0 * datapath_width + 6 * 32) * kFemtojoulePerBit / 1000;
   }

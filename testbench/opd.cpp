@@ -1,8 +1,10 @@
 // The opd command line. Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage.
+#include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -12,9 +14,6 @@
 #include <filesystem>
 #include <fstream>
 #include <string_view>
-
-#include <CLI/CLI.hpp>
-#include <fmt/format.h>
 #include <systemc>
 
 #include "bench.hpp"
@@ -70,8 +69,9 @@ void set_field(Config& config, const std::string& assignment) {
       used = 0;
     }
     if (used == 0 || used != text.size() || value < field.minimum || value > field.maximum) {
-      throw UsageError(fmt::format("--set {}: '{}' is no value of this field; give an integer in {}..{}", name, text,
-                                   field.minimum, field.maximum));
+      throw UsageError(
+          fmt::format("--set {}: '{}' is no value of this field; give an integer in {}..{}", name,
+                      text, field.minimum, field.maximum));
     }
     field.set(config, static_cast<std::int32_t>(value));
     return;
@@ -88,7 +88,8 @@ WaveformWindow parse_window(const std::string& text, const fs::path& file) {
   const bool colon = first.ec == std::errc{} && first.ptr != end && *first.ptr == ':';
   const auto last = std::from_chars(colon ? first.ptr + 1 : end, end, window.last);
   if (!colon || last.ec != std::errc{} || last.ptr != end || window.first > window.last) {
-    throw UsageError(fmt::format("--waveform {}: not a range of cycles; give FIRST:LAST, for example 1000:1200", text));
+    throw UsageError(fmt::format(
+        "--waveform {}: not a range of cycles; give FIRST:LAST, for example 1000:1200", text));
   }
   return window;
 }
@@ -98,37 +99,53 @@ void make_folder(const fs::path& out) {
   fs::create_directories(out, error);
   if (!error && access(out.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
   if (error) {
-    throw UsageError(fmt::format("--out {}: cannot write there ({}); choose a writable folder", out.string(), error.message()));
+    throw UsageError(fmt::format("--out {}: cannot write there ({}); choose a writable folder",
+                                 out.string(), error.message()));
   }
 }
 
 void write_text(const fs::path& file, const std::string& text) {
   std::ofstream stream(file, std::ios::binary);
   stream << text;
-  if (!stream.flush()) throw UsageError(fmt::format("--out: {} cannot be written; check the free space", file.string()));
+  if (!stream.flush())
+    throw UsageError(
+        fmt::format("--out: {} cannot be written; check the free space", file.string()));
 }
 
-/// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and dumps the cycles around its
-/// divergence. Returns the file's name, empty when there is none.
-std::string dump_waveform(const ReplayOptions& options, const TraceResult& result, const std::vector<std::string>& settings) {
+/// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and
+/// dumps the cycles around its divergence. Returns the file's name, empty when there is none.
+std::string dump_waveform(const ReplayOptions& options, const TraceResult& result,
+                          const std::vector<std::string>& settings) {
   constexpr std::uint64_t kBefore = 64, kAfter = 8;
   const std::uint64_t cycle = *result.divergence->cycle;
   std::vector<std::string> words = {
-      "opd", "replay", result.file.string(), "--out", options.out.string(),
-      "--waveform", fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
-      "--bubbles", std::to_string(options.bubbles), "--streams", std::to_string(options.streams),
-      "--lane-latency", std::to_string(options.lane_latency)};
+      "opd",
+      "replay",
+      result.file.string(),
+      "--out",
+      options.out.string(),
+      "--waveform",
+      fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
+      "--bubbles",
+      std::to_string(options.bubbles),
+      "--streams",
+      std::to_string(options.streams),
+      "--lane-latency",
+      std::to_string(options.lane_latency)};
   for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
-  if (options.plant_fault == "rtl" || options.plant_fault == "systemc") words.insert(words.end(), {"--plant-fault", *options.plant_fault});
+  if (options.plant_fault == "rtl" || options.plant_fault == "systemc")
+    words.insert(words.end(), {"--plant-fault", *options.plant_fault});
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   pid_t child = 0;
   int status = -1;
-  if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments.data(), environ) == 0) waitpid(child, &status, 0);
+  if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments.data(), environ) == 0)
+    waitpid(child, &status, 0);
   const std::string name = result.name + ".fst";
   if (status == -1 || !WIFEXITED(status) || WEXITSTATUS(status) == kBadInput) {
-    fmt::print(stderr, "opd: {}: the waveform of cycle {} could not be written\n", (options.out / name).string(), cycle);
+    fmt::print(stderr, "opd: {}: the waveform of cycle {} could not be written\n",
+               (options.out / name).string(), cycle);
     return {};
   }
   return name;
@@ -140,7 +157,9 @@ int run_waveform(ReplayOptions options, const std::string& window) {
     throw UsageError("--waveform: needs exactly one trace and --out; the file is OUT/<trace>.fst");
   }
   if (options.plant_fault && *options.plant_fault != "rtl" && *options.plant_fault != "systemc") {
-    throw UsageError(fmt::format("--waveform: a fault in {} is in no waveform; plant it in rtl or systemc", *options.plant_fault));
+    throw UsageError(
+        fmt::format("--waveform: a fault in {} is in no waveform; plant it in rtl or systemc",
+                    *options.plant_fault));
   }
   const std::string name = trace::Trace::read(options.traces.front()).name();
   options.waveform = parse_window(window, options.out / (name + ".fst"));
@@ -148,17 +167,20 @@ int run_waveform(ReplayOptions options, const std::string& window) {
   fs::remove(options.waveform->file);
   const TraceResult result = std::move(replay(options, [](const std::string&) {}).front());
   if (!fs::exists(options.waveform->file)) {
-    throw UsageError(fmt::format("--waveform {}: {} was not written; the run has {} cycles, and the folder must be writable", window,
-                                 options.waveform->file.string(), result.paths.front().cycles));
+    throw UsageError(fmt::format(
+        "--waveform {}: {} was not written; the run has {} cycles, and the folder must be writable",
+        window, options.waveform->file.string(), result.paths.front().cycles));
   }
-  fmt::print("waveform: {}, cycles {}:{}\n", options.waveform->file.string(), options.waveform->first, options.waveform->last);
+  fmt::print("waveform: {}, cycles {}:{}\n", options.waveform->file.string(),
+             options.waveform->first, options.waveform->last);
   if (result.mismatches == 0) return kEqual;
   fmt::print("MISMATCH in {}: {}\n", result.name, describe(*result.divergence, result.probe_names));
   return kMismatch;
 }
 
 /// summary.json, report.html and waveforms. After a mismatch a failure here must not hide it.
-void write_results(const ReplayOptions& options, std::vector<TraceResult>& results, const std::vector<std::string>& settings) {
+void write_results(const ReplayOptions& options, std::vector<TraceResult>& results,
+                   const std::vector<std::string>& settings) {
   for (TraceResult& result : results) {
     if (result.divergence && result.divergence->cycle && result.path("rtl") != nullptr) {
       result.waveform = dump_waveform(options, result, settings);
@@ -169,22 +191,26 @@ void write_results(const ReplayOptions& options, std::vector<TraceResult>& resul
   fmt::print("\nwrote {} and {}\n", summary.string(), write_report(options.out, options.traces));
 }
 
-int run_replay(ReplayOptions options, const std::vector<std::string>& settings, const std::string& window) {
+int run_replay(ReplayOptions options, const std::vector<std::string>& settings,
+               const std::string& window) {
   for (const std::string& setting : settings) set_field(options.config, setting);
   ref::validate(options.config);
   for (const std::string& path : options.paths) {
     if (std::find(kPathNames.begin(), kPathNames.end(), path) == kPathNames.end()) {
-      throw UsageError(fmt::format("--paths {}: no such path; known are {}", path, fmt::join(kPathNames, ", ")));
+      throw UsageError(
+          fmt::format("--paths {}: no such path; known are {}", path, fmt::join(kPathNames, ", ")));
     }
   }
-  if (options.plant_fault && std::find(options.paths.begin(), options.paths.end(), *options.plant_fault) == options.paths.end()) {
-    throw UsageError(fmt::format("--plant-fault {}: not one of the chosen paths; give one of {}", *options.plant_fault,
-                                 fmt::join(options.paths, ", ")));
+  if (options.plant_fault && std::find(options.paths.begin(), options.paths.end(),
+                                       *options.plant_fault) == options.paths.end()) {
+    throw UsageError(fmt::format("--plant-fault {}: not one of the chosen paths; give one of {}",
+                                 *options.plant_fault, fmt::join(options.paths, ", ")));
   }
   options.device = rtl_parameters();
   if (options.streams < 1 || options.streams > options.device.num_streams) {
-    throw UsageError(fmt::format("--streams {}: the device has {} streams; give 1..{}", options.streams,
-                                 options.device.num_streams, options.device.num_streams));
+    throw UsageError(fmt::format("--streams {}: the device has {} streams; give 1..{}",
+                                 options.streams, options.device.num_streams,
+                                 options.device.num_streams));
   }
   if (!options.out.empty()) make_folder(options.out);
   if (!window.empty()) return run_waveform(std::move(options), window);
@@ -199,7 +225,8 @@ int run_replay(ReplayOptions options, const std::vector<std::string>& settings, 
     mismatches += result.mismatches;
   }
   const auto verdict = [&] {
-    fmt::print("{}\n", compared == 0 ? "only one path was run: nothing was compared" : fmt::format("{} mismatches", mismatches));
+    fmt::print("{}\n", compared == 0 ? "only one path was run: nothing was compared"
+                                     : fmt::format("{} mismatches", mismatches));
     return mismatches == 0 ? kEqual : kMismatch;
   };
   if (options.out.empty()) return verdict();
@@ -215,13 +242,15 @@ int run_replay(ReplayOptions options, const std::vector<std::string>& settings, 
 int run_info(const std::vector<fs::path>& files) {
   for (const fs::path& file : files) {
     const trace::Trace trace = trace::Trace::read(file);
-    fmt::print("{}: {} ({}), {} steps {}..{}, {} probes{}\n", file.string(), trace.name(), trace.label_name(),
-               trace.steps().size(), trace.steps().front(), trace.steps().back(), trace.probes().size(),
+    fmt::print("{}: {} ({}), {} steps {}..{}, {} probes{}\n", file.string(), trace.name(),
+               trace.label_name(), trace.steps().size(), trace.steps().front(),
+               trace.steps().back(), trace.probes().size(),
                trace.has_raw() ? ", with raw elements" : "");
-    if (trace.first_bad()) fmt::print("  first non-finite forward value: step {}, {}\n", trace.first_bad()->step,
-                                       printable(trace.first_bad()->op));
-    fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14} {:>10}\n", "op", "probe", "kind", "fmt", "elements",
-               "max |x|", "non-finite");
+    if (trace.first_bad())
+      fmt::print("  first non-finite forward value: step {}, {}\n", trace.first_bad()->step,
+                 printable(trace.first_bad()->op));
+    fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14} {:>10}\n", "op", "probe", "kind", "fmt",
+               "elements", "max |x|", "non-finite");
     for (std::size_t p = 0; p < trace.probes().size(); ++p) {
       const trace::Probe& probe = trace.probes()[p];
       float largest = 0;
@@ -232,44 +261,66 @@ int run_info(const std::vector<fs::path>& files) {
       }
       fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14.6g} {:>10}\n", p, printable(probe.name),
                  trace::kProbeKindNames[static_cast<std::size_t>(probe.kind)],
-                 kFormatNames[static_cast<std::size_t>(probe.format)], probe.elements, largest, nonfinite);
+                 kFormatNames[static_cast<std::size_t>(probe.format)], probe.elements, largest,
+                 nonfinite);
     }
   }
   return kEqual;
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"opd: replay training traces through models of an on-chip overflow-precursor detector"};
+  CLI::App app{
+      "opd: replay training traces through models of an on-chip overflow-precursor detector"};
   app.require_subcommand(1);
   app.footer("Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage.");
 
   ReplayOptions options;
   std::vector<std::string> settings;
   std::string fault, window;
-  CLI::App* replay_command = app.add_subcommand("replay", "Run traces through every path and compare the records bit for bit");
+  CLI::App* replay_command = app.add_subcommand(
+      "replay", "Run traces through every path and compare the records bit for bit");
   replay_command->add_option("traces", options.traces, "Trace files (docs/formats.md)")->required();
-  replay_command->add_option("--paths", options.paths, "Paths to run: rtl, systemc, systemc-lt, cpu, cuda")->delimiter(',');
-  replay_command->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts/run gives an --out of its own
-  replay_command->add_option("--out", options.out, "Folder for summary.json, report.html and the record streams");
-  replay_command->add_option("--set", settings, "Configuration field NAME=VALUE (docs/registers.md); may be repeated")
+  replay_command
+      ->add_option("--paths", options.paths, "Paths to run: rtl, systemc, systemc-lt, cpu, cuda")
+      ->delimiter(',');
+  replay_command->option_defaults()->multi_option_policy(
+      CLI::MultiOptionPolicy::TakeLast);  // scripts/run gives an --out of its own
+  replay_command->add_option("--out", options.out,
+                             "Folder for summary.json, report.html and the record streams");
+  replay_command
+      ->add_option("--set", settings,
+                   "Configuration field NAME=VALUE (docs/registers.md); may be repeated")
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  replay_command->add_option("--bubbles", options.bubbles, "Idle clocks between operators of one stream (default 1: with one stream no completion is ever lost)")->check(CLI::Range(0u, 65535u));
-  replay_command->add_option("--lane-latency", options.lane_latency, "Clocks from an operator's issue to its first beat")
+  replay_command
+      ->add_option("--bubbles", options.bubbles,
+                   "Idle clocks between operators of one stream (default 1: with one stream no "
+                   "completion is ever lost)")
+      ->check(CLI::Range(0u, 65535u));
+  replay_command
+      ->add_option("--lane-latency", options.lane_latency,
+                   "Clocks from an operator's issue to its first beat")
       ->check(CLI::Range(1u, 1024u));
   replay_command->add_option("--streams", options.streams, "Operators interleaved beat by beat");
-  replay_command->add_option("--plant-fault", fault, "Falsify the configuration of one path, to see the check fail");
-  replay_command->add_option("--waveform", window, "Dump cycles FIRST:LAST of one trace to OUT/<trace>.fst, and nothing else (paths rtl and systemc)");
+  replay_command->add_option("--plant-fault", fault,
+                             "Falsify the configuration of one path, to see the check fail");
+  replay_command->add_option("--waveform", window,
+                             "Dump cycles FIRST:LAST of one trace to OUT/<trace>.fst, and nothing "
+                             "else (paths rtl and systemc)");
 
   std::vector<fs::path> info_files;
   CLI::App* info_command = app.add_subcommand("info", "Say what a trace holds");
   info_command->add_option("traces", info_files, "Trace files")->required();
 
   BenchOptions bench;
-  CLI::App* bench_command = app.add_subcommand("bench", "Measure every hot path beside its yardstick");
-  bench_command->add_option("traces", bench.traces, "Real traces to measure with, beside large synthetic tensors");
-  bench_command->add_option("--megabytes", bench.megabytes, "Buffer of the CPU pass, in MiB")->check(CLI::Range(1u, 16384u));
-  bench_command->add_option("--seconds", bench.seconds, "Time given to each simulation")->check(CLI::Range(0.1, 600.0));
+  CLI::App* bench_command =
+      app.add_subcommand("bench", "Measure every hot path beside its yardstick");
+  bench_command->add_option("traces", bench.traces,
+                            "Real traces to measure with, beside large synthetic tensors");
+  bench_command->add_option("--megabytes", bench.megabytes, "Buffer of the CPU pass, in MiB")
+      ->check(CLI::Range(1u, 16384u));
+  bench_command->add_option("--seconds", bench.seconds, "Time given to each simulation")
+      ->check(CLI::Range(0.1, 600.0));
   bench_command->add_option("--json", bench.json, "Also write the figures to this file");
 
   try {
@@ -292,9 +343,11 @@ int run(int argc, char** argv) {
   }
 }
 
-/// A mapped trace that another process cuts short ends here: a message and the status of bad input instead of a crash.
+/// A mapped trace that another process cuts short ends here: a message and the status of bad input
+/// instead of a crash.
 void on_bus_error(int) {
-  constexpr std::string_view kText = "opd: a trace file became shorter while it was read; replay it when nothing writes to it\n";
+  constexpr std::string_view kText =
+      "opd: a trace file became shorter while it was read; replay it when nothing writes to it\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, kText.data(), kText.size());
   _exit(kBadInput);
 }
@@ -303,7 +356,8 @@ void on_bus_error(int) {
 
 int main(int argc, char** argv) {
   std::signal(SIGBUS, on_bus_error);
-  setenv("SYSTEMC_DISABLE_COPYRIGHT_MESSAGE", "1", 0);  // its banner would precede every output of ours
+  setenv("SYSTEMC_DISABLE_COPYRIGHT_MESSAGE", "1",
+         0);  // its banner would precede every output of ours
   return sc_core::sc_elab_and_sim(argc, argv);
 }
 
@@ -313,7 +367,8 @@ int sc_main(int argc, char** argv) {
   sc_core::sc_report_handler::set_actions("/IEEE_Std_1666/deprecated", sc_core::SC_DO_NOTHING);
   const int status = run(argc, argv);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    fmt::print(stderr, "opd: standard output cannot be written; check the disk or the pipe behind it\n");
+    fmt::print(stderr,
+               "opd: standard output cannot be written; check the disk or the pipe behind it\n");
     return kBadInput;
   }
   return status;

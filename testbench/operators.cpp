@@ -9,9 +9,10 @@ namespace opd::tb {
 OperatorStream::OperatorStream(const trace::Trace& trace, unsigned num_ops)
     : trace_(trace), steps_(trace.steps().size()), probes_(trace.probes().size()) {
   if (probes_ > num_ops) {
-    throw trace::TraceError(trace.file(), "probes",
-                            fmt::format("{} probes, but the device has {} operators", probes_, num_ops),
-                            "capture fewer probes or build with a larger OPD_NUM_OPS");
+    throw trace::TraceError(
+        trace.file(), "probes",
+        fmt::format("{} probes, but the device has {} operators", probes_, num_ops),
+        "capture fewer probes or build with a larger OPD_NUM_OPS");
   }
   for (std::size_t step = 0; step < steps_; ++step) {
     for (std::size_t probe = 0; probe < probes_; ++probe) {
@@ -25,9 +26,10 @@ OperatorStream::OperatorStream(const trace::Trace& trace, unsigned num_ops)
       if (told.max_mag != seen.max_mag || told.nonfinite_count != seen.nonfinite_count) {
         throw trace::TraceError(
             trace.file(), "raw/" + trace.probes()[probe].name,
-            fmt::format("step {}: max_abs and nonfinite say 0x{:X} and {}, the elements say 0x{:X} and {}",
-                        trace.steps()[step], told.max_mag, told.nonfinite_count, seen.max_mag,
-                        seen.nonfinite_count),
+            fmt::format(
+                "step {}: max_abs and nonfinite say 0x{:X} and {}, the elements say 0x{:X} and {}",
+                trace.steps()[step], told.max_mag, told.nonfinite_count, seen.max_mag,
+                seen.nonfinite_count),
             "capture the trace again: its statistics are not those of its elements");
       }
     }

@@ -10,7 +10,8 @@
 
 namespace opd::tb {
 
-/// One operator of the stream: real elements when the trace has them at that step, else its statistic.
+/// One operator of the stream: real elements when the trace has them at that step, else its
+/// statistic.
 struct Operator {
   OpDescriptor descriptor;
   std::span<const std::byte> elements;
@@ -19,8 +20,8 @@ struct Operator {
 
 class OperatorStream {
  public:
-  /// Keeps a reference to the trace. Throws trace::TraceError when the trace has more probes than the device has
-  /// operators, or when raw elements disagree with the statistics beside them.
+  /// Keeps a reference to the trace. Throws trace::TraceError when the trace has more probes than
+  /// the device has operators, or when raw elements disagree with the statistics beside them.
   OperatorStream(const trace::Trace& trace, unsigned num_ops);
 
   [[nodiscard]] std::size_t size() const { return steps_ * probes_; }

@@ -1,12 +1,12 @@
 #include "replay.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
 #include <memory>
 #include <stdexcept>
-
-#include <fmt/format.h>
 
 #include "operators.hpp"
 #include "paths/cpu_path.hpp"
@@ -53,10 +53,12 @@ void compare_paths(TraceResult& result) {
   std::size_t equal = std::numeric_limits<std::size_t>::max();
   if (result.cycle_mismatches > 0) {
     for (const PathResult& path : result.paths) equal = std::min(equal, path.completions.size());
-    if (result.divergence->record) equal = std::min(equal, std::size_t{result.divergence->record->seq});
+    if (result.divergence->record)
+      equal = std::min(equal, std::size_t{result.divergence->record->seq});
   }
   const auto comparable = [&](const PathResult& path) {
-    return std::span<const Completion>(path.completions).first(std::min(equal, path.completions.size()));
+    return std::span<const Completion>(path.completions)
+        .first(std::min(equal, path.completions.size()));
   };
   for (std::size_t i = 1; i < result.paths.size(); ++i) {
     const PathResult& other = result.paths[i];
@@ -73,7 +75,8 @@ void write_binary(const std::filesystem::path& file, const void* data, std::size
   std::ofstream stream(file, std::ios::binary);
   stream.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
   if (!stream) {
-    throw trace::TraceError(file.string(), "output", "cannot be written", "check the folder given with --out and its free space");
+    throw trace::TraceError(file.string(), "output", "cannot be written",
+                            "check the folder given with --out and its free space");
   }
 }
 
@@ -107,34 +110,46 @@ std::vector<std::unique_ptr<Loaded>> load_all(const ReplayOptions& options) {
     auto next = std::make_unique<Loaded>(file, options.device.num_ops);
     for (const auto& before : loaded) {
       if (before->trace.name() != next->trace.name()) continue;
-      throw trace::TraceError(file.string(), "name",
-                              fmt::format("'{}' is also the name of {}", next->trace.name(), before->file.string()),
-                              "replay them one at a time or capture one under another --name");
+      throw trace::TraceError(
+          file.string(), "name",
+          fmt::format("'{}' is also the name of {}", next->trace.name(), before->file.string()),
+          "replay them one at a time or capture one under another --name");
     }
     loaded.push_back(std::move(next));
   }
   return loaded;
 }
 
-/// A path that cannot run here is reported; a replay without any path, or whose planted fault sits in one, is refused.
+/// A path that cannot run here is reported; a replay without any path, or whose planted fault sits
+/// in one, is refused.
 void refuse_idle_replay(const ReplayOptions& options, const TraceResult& result) {
   std::string reasons;
-  for (const auto& [path, reason] : result.skipped) reasons += fmt::format("; {}: {}", path, reason);
+  for (const auto& [path, reason] : result.skipped)
+    reasons += fmt::format("; {}: {}", path, reason);
   if (result.paths.empty()) {
-    throw std::runtime_error(fmt::format("--paths: none of the chosen paths can run{}; choose rtl, systemc, systemc-lt or cpu", reasons));
+    throw std::runtime_error(fmt::format(
+        "--paths: none of the chosen paths can run{}; choose rtl, systemc, systemc-lt or cpu",
+        reasons));
   }
   if (!options.plant_fault) return;
   if (result.path(*options.plant_fault) == nullptr) {
-    throw std::runtime_error(fmt::format("--plant-fault {}: that path did not run{}; choose another", *options.plant_fault, reasons));
+    throw std::runtime_error(
+        fmt::format("--plant-fault {}: that path did not run{}; choose another",
+                    *options.plant_fault, reasons));
   }
   if (result.paths.size() < 2 && *options.plant_fault != "rtl") {
-    throw std::runtime_error(fmt::format("--plant-fault {}: no second path to compare with; add one to --paths", *options.plant_fault));
+    throw std::runtime_error(
+        fmt::format("--plant-fault {}: no second path to compare with; add one to --paths",
+                    *options.plant_fault));
   }
-  if (result.mismatches == 0) throw std::runtime_error("--plant-fault: the fault was not found; the cross-check does not work");
+  if (result.mismatches == 0)
+    throw std::runtime_error(
+        "--plant-fault: the fault was not found; the cross-check does not work");
 }
 
 TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simulation* simulation,
-                       const std::string& heading, const std::function<void(const std::string&)>& progress) {
+                       const std::string& heading,
+                       const std::function<void(const std::string&)>& progress) {
   const trace::Trace& trace = loaded.trace;
   const OperatorStream& operators = loaded.operators;
   TraceResult result{.file = loaded.file,
@@ -147,16 +162,20 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
                      .statistic_operators = operators.size() - operators.raw_operators(),
                      .raw_bytes = operators.raw_bytes(),
                      .raw_elements = operators.raw_elements()};
-  for (const trace::Probe& probe : trace.probes()) result.probe_names.push_back(printable(probe.name));
-  progress(fmt::format("{} {}: {} steps, {} probes, {} operators, {:.1f} MB of raw elements", heading, result.name,
-                       result.steps, result.probes, operators.size(), static_cast<double>(result.raw_bytes) / 1e6));
+  for (const trace::Probe& probe : trace.probes())
+    result.probe_names.push_back(printable(probe.name));
+  progress(fmt::format("{} {}: {} steps, {} probes, {} operators, {:.1f} MB of raw elements",
+                       heading, result.name, result.steps, result.probes, operators.size(),
+                       static_cast<double>(result.raw_bytes) / 1e6));
 
   std::vector<std::size_t> order;
   if (selected(options, "rtl") || selected(options, "systemc")) {
     std::unique_ptr<PinDevice> rtl;
-    if (selected(options, "rtl")) rtl = make_rtl_device(config_of(options, "rtl"), options.waveform);
+    if (selected(options, "rtl"))
+      rtl = make_rtl_device(config_of(options, "rtl"), options.waveform);
     const auto on_progress = [&](std::size_t done) {
-      progress(fmt::format("{} {}: lockstep {} of {} operators", heading, result.name, done, operators.size()));
+      progress(fmt::format("{} {}: lockstep {} of {} operators", heading, result.name, done,
+                           operators.size()));
     };
     LockstepResult lockstep = simulation->run_lockstep(operators, rtl.get(), {}, on_progress);
     order = completion_order(lockstep.systemc);
@@ -173,7 +192,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
     if (std::find(order.begin(), order.end(), kUnseen) == order.end()) {
       result.paths.push_back(simulation->run_loosely_timed(operators, order));
     } else {
-      result.skipped["systemc-lt"] = "the op queue overflowed; the loosely timed model has no queue to lose completions in";
+      result.skipped["systemc-lt"] =
+          "the op queue overflowed; the loosely timed model has no queue to lose completions in";
     }
   }
   if (selected(options, "cpu")) {
@@ -182,7 +202,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   if (selected(options, "cuda")) {
     std::string reason;
     if (cuda_available(&reason)) {
-      result.paths.push_back(run_cuda(operators, options.device, config_of(options, "cuda"), order));
+      result.paths.push_back(
+          run_cuda(operators, options.device, config_of(options, "cuda"), order));
     } else {
       result.skipped["cuda"] = reason;
     }
@@ -191,10 +212,12 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   compare_paths(result);
   refuse_idle_replay(options, result);
 
-  // Detection is judged on the records of one path: they are all the same, or the run has failed already.
+  // Detection is judged on the records of one path: they are all the same, or the run has failed
+  // already.
   result.quality = assess(operators, result.paths.front().completions, options.config);
   if (result.quality.first) {
-    result.sampled = detect_sampled(operators, *result.quality.first, options.device, options.config);
+    result.sampled =
+        detect_sampled(operators, *result.quality.first, options.device, options.config);
   }
   if (!options.out.empty() && !options.waveform) write_records(options.out, result);
   return result;
@@ -203,7 +226,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
 }  // namespace
 
 const PathResult* TraceResult::path(const std::string& wanted) const {
-  const auto found = std::find_if(paths.begin(), paths.end(), [&](const PathResult& p) { return p.path == wanted; });
+  const auto found = std::find_if(paths.begin(), paths.end(),
+                                  [&](const PathResult& p) { return p.path == wanted; });
   return found == paths.end() ? nullptr : &*found;
 }
 
@@ -226,17 +250,19 @@ Config falsified(Config config) {
   return config;
 }
 
-std::vector<TraceResult> replay(const ReplayOptions& options, const std::function<void(const std::string&)>& progress) {
+std::vector<TraceResult> replay(const ReplayOptions& options,
+                                const std::function<void(const std::string&)>& progress) {
   const std::vector<std::unique_ptr<Loaded>> traces = load_all(options);
   std::unique_ptr<Simulation> simulation;
   const auto needs_simulation = [](const std::string& p) { return p != "cpu" && p != "cuda"; };
   if (std::any_of(options.paths.begin(), options.paths.end(), needs_simulation)) {
-    simulation = std::make_unique<Simulation>(SimulationOptions{.device = options.device,
-                                                                .config = config_of(options, "systemc"),
-                                                                .loosely_timed_config = config_of(options, "systemc-lt"),
-                                                                .lane_latency = options.lane_latency,
-                                                                .bubbles = options.bubbles,
-                                                                .streams = options.streams});
+    simulation = std::make_unique<Simulation>(
+        SimulationOptions{.device = options.device,
+                          .config = config_of(options, "systemc"),
+                          .loosely_timed_config = config_of(options, "systemc-lt"),
+                          .lane_latency = options.lane_latency,
+                          .bubbles = options.bubbles,
+                          .streams = options.streams});
   }
   std::vector<TraceResult> results;
   for (std::size_t i = 0; i < traces.size(); ++i) {
@@ -249,10 +275,13 @@ std::vector<TraceResult> replay(const ReplayOptions& options, const std::functio
 std::string describe(const Divergence& d, const std::vector<std::string>& probe_names) {
   std::string text;
   if (d.record) {
-    const std::string name = d.record->op < probe_names.size() ? probe_names[d.record->op] : "unknown";
-    text = fmt::format("op {} ({}), step {}, seq {}: ", d.record->op, name, d.record->step, d.record->seq);
+    const std::string name =
+        d.record->op < probe_names.size() ? probe_names[d.record->op] : "unknown";
+    text = fmt::format("op {} ({}), step {}, seq {}: ", d.record->op, name, d.record->step,
+                       d.record->seq);
   }
-  text += fmt::format("{}: {} = {}, {} = {}", d.field, d.left, d.left_value, d.right, d.right_value);
+  text +=
+      fmt::format("{}: {} = {}, {} = {}", d.field, d.left, d.left_value, d.right, d.right_value);
   if (d.cycle) text += fmt::format("; cycle {}", *d.cycle);
   if (d.last_beat_cycle) text += fmt::format(", last beat at cycle {}", *d.last_beat_cycle);
   return text;

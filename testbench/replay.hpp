@@ -20,56 +20,60 @@ inline const std::vector<std::string> kPathNames = {"rtl", "systemc", "systemc-l
 struct ReplayOptions {
   std::vector<std::filesystem::path> traces;
   std::vector<std::string> paths = kPathNames;
-  std::filesystem::path out;                     ///< folder for results; empty = none are written
+  std::filesystem::path out;  ///< folder for results; empty = none are written
   DeviceParameters device;
   Config config;
   unsigned lane_latency = 4;
-  unsigned bubbles = 1;                          ///< with one stream, no completion ever finds the op queue full
+  unsigned bubbles = 1;  ///< with one stream, no completion ever finds the op queue full
   unsigned streams = 1;
-  std::optional<std::string> plant_fault;        ///< path whose configuration is falsified, to see the check bite
-  std::optional<WaveformWindow> waveform;        ///< cycles of the (single) trace to dump
+  /// Path whose configuration is falsified, to see the check bite
+  std::optional<std::string> plant_fault;
+  std::optional<WaveformWindow> waveform;  ///< cycles of the (single) trace to dump
 };
 
 /// Everything that is known of one replayed trace.
 struct TraceResult {
   std::filesystem::path file;
   std::string name, label;
-  std::vector<std::string> probe_names;          ///< by op id
-  bool raw = false;                              ///< any operator went through the datapath
+  std::vector<std::string> probe_names;  ///< by op id
+  bool raw = false;                      ///< any operator went through the datapath
   std::size_t steps = 0, probes = 0;
   std::size_t raw_operators = 0, statistic_operators = 0;
   std::uint64_t raw_bytes = 0, raw_elements = 0;
   std::vector<PathResult> paths;
-  std::map<std::string, std::string> skipped;    ///< path -> reason
-  std::vector<RecordComparison> comparisons;     ///< each path against the first one
+  std::map<std::string, std::string> skipped;  ///< path -> reason
+  std::vector<RecordComparison> comparisons;   ///< each path against the first one
   std::uint64_t cycles_compared = 0;
-  std::uint64_t cycle_mismatches = 0;            ///< 0 or 1: lockstep stops at the first
-  std::uint64_t records_compared = 0;            ///< per path: the smallest number of any comparison
+  std::uint64_t cycle_mismatches = 0;  ///< 0 or 1: lockstep stops at the first
+  std::uint64_t records_compared = 0;  ///< per path: the smallest number of any comparison
   std::uint64_t beats_compared = 0;
   std::uint64_t mismatches = 0;
-  std::optional<Divergence> divergence;          ///< the earliest
+  std::optional<Divergence> divergence;  ///< the earliest
   DetectionQuality quality;
   std::vector<SampledDetection> sampled;
-  std::optional<Spread> reaction_cycles;         ///< operators through the tap, rtl = systemc
-  std::optional<Spread> sideband_cycles;         ///< statistics
-  std::string waveform;                          ///< file name of the dump around the divergence, if there is one
+  std::optional<Spread> reaction_cycles;  ///< operators through the tap, rtl = systemc
+  std::optional<Spread> sideband_cycles;  ///< statistics
+  std::string waveform;  ///< file name of the dump around the divergence, if there is one
   [[nodiscard]] const PathResult* path(const std::string& name) const;
   /// Completions that the device never saw; 0 when neither rtl nor systemc ran.
   [[nodiscard]] std::uint32_t unseen() const;
 };
 
-/// Configuration with one field changed so that the first record of any trace differs: WARMUP is never, or once, raised.
+/// Configuration with one field changed so that the first record of any trace differs: WARMUP is
+/// never, or once, raised.
 [[nodiscard]] Config falsified(Config config);
 
-/// Replays every trace; all of them are read and checked before the first one runs. `progress` gets one line of text at a
-/// time. Errors: trace::TraceError for a bad trace, std::runtime_error when no chosen path can run or a planted fault cannot act.
-[[nodiscard]] std::vector<TraceResult> replay(const ReplayOptions& options,
-                                              const std::function<void(const std::string&)>& progress);
+/// Replays every trace; all of them are read and checked before the first one runs. `progress` gets
+/// one line of text at a time. Errors: trace::TraceError for a bad trace, std::runtime_error when
+/// no chosen path can run or a planted fault cannot act.
+[[nodiscard]] std::vector<TraceResult> replay(
+    const ReplayOptions& options, const std::function<void(const std::string&)>& progress);
 
 /// The text with control characters replaced by '?': names come from files and go to terminals.
 [[nodiscard]] std::string printable(std::string_view text);
 
 /// One sentence that names path pair, op, step, seq, field, both values and cycle.
-[[nodiscard]] std::string describe(const Divergence& divergence, const std::vector<std::string>& probe_names);
+[[nodiscard]] std::string describe(const Divergence& divergence,
+                                   const std::vector<std::string>& probe_names);
 
 }  // namespace opd::tb

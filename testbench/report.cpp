@@ -1,17 +1,18 @@
 #include "report.hpp"
 
-#include <stdexcept>
-
 #include <pybind11/embed.h>
 #include <pybind11/stl.h>
+
+#include <stdexcept>
 
 namespace py = pybind11;
 
 namespace opd::tb {
 namespace {
 
-/// The interpreter of the virtual environment, with the package `opd` on its path. One per process, and never ended: extension
-/// modules such as PyTorch do not survive being torn down before the process.
+/// The interpreter of the virtual environment, with the package `opd` on its path. One per process,
+/// and never ended: extension modules such as PyTorch do not survive being torn down before the
+/// process.
 void start_python() {
   static const py::scoped_interpreter* const interpreter = [] {
     PyConfig config;
@@ -32,13 +33,15 @@ auto with_python(Call call) {
   try {
     return call();
   } catch (const py::error_already_set& error) {
-    throw std::runtime_error(py::str(error.value()).cast<std::string>());  // no traceback: paths of this machine
+    throw std::runtime_error(
+        py::str(error.value()).cast<std::string>());  // no traceback: paths of this machine
   }
 }
 
 }  // namespace
 
-std::string write_report(const std::filesystem::path& out, const std::vector<std::filesystem::path>& traces) {
+std::string write_report(const std::filesystem::path& out,
+                         const std::vector<std::filesystem::path>& traces) {
   return with_python([&] {
     std::vector<std::string> files;
     for (const auto& trace : traces) files.push_back(trace.string());
@@ -47,7 +50,8 @@ std::string write_report(const std::filesystem::path& out, const std::vector<std
 }
 
 double torch_abs_max_seconds(std::size_t bytes) {
-  return with_python([&] { return py::module_::import("opd.bench").attr("torch_abs_max")(bytes).cast<double>(); });
+  return with_python(
+      [&] { return py::module_::import("opd.bench").attr("torch_abs_max")(bytes).cast<double>(); });
 }
 
 }  // namespace opd::tb

@@ -5,12 +5,14 @@
 
 namespace opd::tb {
 
-/// Runs Python inside this process: opd.report.write(out, traces), which turns the files of a replay into report.html.
-/// Returns the report's path. Throws std::runtime_error with Python's message.
-std::string write_report(const std::filesystem::path& out, const std::vector<std::filesystem::path>& traces);
+/// Runs Python inside this process: opd.report.write(out, traces), which turns the files of a
+/// replay into report.html. Returns the report's path. Throws std::runtime_error with Python's
+/// message.
+std::string write_report(const std::filesystem::path& out,
+                         const std::vector<std::filesystem::path>& traces);
 
-/// opd.bench.torch_abs_max(bytes): seconds that torch.abs().max() takes on half elements, one thread; negative when PyTorch is
-/// not installed. Throws std::runtime_error with Python's message.
+/// opd.bench.torch_abs_max(bytes): seconds that torch.abs().max() takes on half elements, one
+/// thread; negative when PyTorch is not installed. Throws std::runtime_error with Python's message.
 double torch_abs_max_seconds(std::size_t bytes);
 
 }  // namespace opd::tb

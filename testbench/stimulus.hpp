@@ -1,7 +1,8 @@
 #pragma once
-// Random pin activity for a soak: legal but unkind. Magnitudes are stratified (zeros, subnormals, near the limit,
-// non-finite patterns, levels that drift upward), because uniform random bits hardly ever meet a threshold; operators are
-// interleaved, masked, single-beat and back to back, now and then illegal, and steps sometimes roll back.
+// Random pin activity for a soak: legal but unkind. Magnitudes are stratified (zeros, subnormals,
+// near the limit, non-finite patterns, levels that drift upward), because uniform random bits
+// hardly ever meet a threshold; operators are interleaved, masked, single-beat and back to back,
+// now and then illegal, and steps sometimes roll back.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -16,7 +17,10 @@ namespace opd::tb {
 class Stimulus {
  public:
   Stimulus(const DeviceParameters& parameters, std::uint64_t seed)
-      : parameters_(parameters), rng_(seed), streams_(parameters.num_streams), levels_(parameters.num_ops, 0.3) {}
+      : parameters_(parameters),
+        rng_(seed),
+        streams_(parameters.num_streams),
+        levels_(parameters.num_ops, 0.3) {}
 
   /// Inputs of the next edge. `stat_taken`: the statistic of the last inputs was accepted.
   const CycleInput& next(bool stat_taken) {
@@ -34,14 +38,14 @@ class Stimulus {
 
   /// Character of the next few thousand cycles.
   struct Phase {
-    double beat = 0.9;        ///< share of cycles with a beat
+    double beat = 0.9;  ///< share of cycles with a beat
     double statistic = 0.05;
     double illegal = 0.0;
     double rollback = 0.0;
-    double masked = 0.3;      ///< share of operators with arbitrary lane enables
-    unsigned longest = 8;     ///< beats of an operator
+    double masked = 0.3;   ///< share of operators with arbitrary lane enables
+    unsigned longest = 8;  ///< beats of an operator
     unsigned streams = 1;
-    unsigned ops = 1;         ///< operators in play: few means long histories of each
+    unsigned ops = 1;  ///< operators in play: few means long histories of each
   };
 
   struct Open {
@@ -100,7 +104,8 @@ class Stimulus {
     return d;
   }
 
-  /// Elements of the operator stay at or below this magnitude; the level of an operator drifts and now and then restarts.
+  /// Elements of the operator stay at or below this magnitude; the level of an operator drifts and
+  /// now and then restarts.
   std::uint32_t new_level(const OpDescriptor& d, const Layout& layout) {
     double& level = levels_[d.op % levels_.size()];
     level += chance(0.01) ? -level : (static_cast<double>(bits() >> 11) * 0x1.0p-53 - 0.45) * 0.02;
@@ -118,7 +123,9 @@ class Stimulus {
     return Stratum::kBits;
   }
 
-  const Layout& layout_of(Format format) const { return kLayouts[static_cast<unsigned>(format) % kLayouts.size()]; }
+  const Layout& layout_of(Format format) const {
+    return kLayouts[static_cast<unsigned>(format) % kLayouts.size()];
+  }
 
   void next_beat() {
     const auto stream = static_cast<std::uint8_t>(below(phase_.streams));
@@ -159,14 +166,19 @@ class Stimulus {
     const std::uint32_t sign = (random >> 31) << (width - 1);
     const std::uint32_t magnitude_mask = (std::uint32_t{1} << (width - 1)) - 1;
     switch (open.stratum) {
-      case Stratum::kZero: return sign;
-      case Stratum::kSubnormal: return sign | (random & ((1u << layout.significand_bits) - 1));
-      case Stratum::kLevel: return sign | (open.level == 0 ? 0 : random % open.level);
-      case Stratum::kNearLimit: return sign | (layout.max_finite - random % 4);
+      case Stratum::kZero:
+        return sign;
+      case Stratum::kSubnormal:
+        return sign | (random & ((1u << layout.significand_bits) - 1));
+      case Stratum::kLevel:
+        return sign | (open.level == 0 ? 0 : random % open.level);
+      case Stratum::kNearLimit:
+        return sign | (layout.max_finite - random % 4);
       case Stratum::kNonfinite:  // mostly ordinary, a few at and above the largest finite one
         if (random % 61 != 0) return sign | (open.level == 0 ? 0 : random % open.level);
         return sign | ((layout.max_finite + (random >> 8) % 3) & magnitude_mask);
-      case Stratum::kBits: break;
+      case Stratum::kBits:
+        break;
     }
     return random & (magnitude_mask << 1 | 1);
   }

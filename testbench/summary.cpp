@@ -1,16 +1,15 @@
 #include "summary.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <fstream>
-
-#include <fmt/format.h>
 
 namespace opd::tb {
 namespace {
 
 using nlohmann::ordered_json;
-
 
 ordered_json spread_json(const std::optional<Spread>& s) {
   if (!s) return nullptr;
@@ -21,7 +20,10 @@ ordered_json spread_json(const std::optional<Spread>& s) {
 ordered_json cycles_json(const std::optional<Spread>& s) {
   if (!s) return nullptr;
   const auto whole = [](double cycles) { return static_cast<std::uint64_t>(cycles); };
-  return {{"minimum", whole(s->minimum)}, {"median", whole(s->median)}, {"p99", whole(s->p99)}, {"maximum", whole(s->maximum)}};
+  return {{"minimum", whole(s->minimum)},
+          {"median", whole(s->median)},
+          {"p99", whole(s->p99)},
+          {"maximum", whole(s->maximum)}};
 }
 
 std::string probe_name(const TraceResult& result, std::uint16_t op) {
@@ -33,13 +35,16 @@ ordered_json incident_json(const TraceResult& result, const Incident& incident) 
           {"probe", probe_name(result, incident.op)},
           {"step", incident.step},
           {"lead_steps", incident.lead_steps},
-          {"first_alarm_step", incident.first_alarm ? ordered_json(*incident.first_alarm) : ordered_json()},
+          {"first_alarm_step",
+           incident.first_alarm ? ordered_json(*incident.first_alarm) : ordered_json()},
           {"mode_before", kModeNames[static_cast<std::size_t>(incident.mode_before)]}};
 }
 
 ordered_json divergence_json(const TraceResult& result) {
   const Divergence& d = *result.divergence;
-  ordered_json json{{"paths", {d.left, d.right}}, {"field", d.field}, {"values", {d.left_value, d.right_value}},
+  ordered_json json{{"paths", {d.left, d.right}},
+                    {"field", d.field},
+                    {"values", {d.left_value, d.right_value}},
                     {"text", describe(d, result.probe_names)}};
   if (d.record) {
     json["op"] = d.record->op;
@@ -52,21 +57,28 @@ ordered_json divergence_json(const TraceResult& result) {
   return json;
 }
 
-/// Operators that the vector unit executed in each mode: the mode is read at issue, so this is the arithmetic they ran with.
+/// Operators that the vector unit executed in each mode: the mode is read at issue, so this is the
+/// arithmetic they ran with.
 ordered_json executed_json(const PathResult& path) {
   std::array<std::uint64_t, kModeNames.size()> executed{};
-  for (const Completion& completion : path.completions) ++executed[static_cast<std::size_t>(completion.mode_at_issue)];
+  for (const Completion& completion : path.completions)
+    ++executed[static_cast<std::size_t>(completion.mode_at_issue)];
   ordered_json json;
-  for (std::size_t mode = 0; mode < executed.size(); ++mode) json[std::string(kModeNames[mode])] = executed[mode];
+  for (std::size_t mode = 0; mode < executed.size(); ++mode)
+    json[std::string(kModeNames[mode])] = executed[mode];
   return json;
 }
 
 /// Reaction and overhead of one path (docs/metrics.md). Every figure says how it came about.
-ordered_json path_json(const ReplayOptions& options, const TraceResult& result, const PathResult& path) {
-  ordered_json json{{"path", path.path}, {"records", path.completions.size()}, {"unseen", path.unseen_count},
+ordered_json path_json(const ReplayOptions& options, const TraceResult& result,
+                       const PathResult& path) {
+  ordered_json json{{"path", path.path},
+                    {"records", path.completions.size()},
+                    {"unseen", path.unseen_count},
                     {"seconds", path.seconds}};
   if (path.path == "rtl" || path.path == "systemc") {
-    json["reaction"] = {{"basis", "counted"}, {"cycles", cycles_json(result.reaction_cycles)},
+    json["reaction"] = {{"basis", "counted"},
+                        {"cycles", cycles_json(result.reaction_cycles)},
                         {"sideband_cycles", cycles_json(result.sideband_cycles)}};
     json["cycles"] = path.cycles;
     json["beats"] = path.beats;
@@ -76,29 +88,36 @@ ordered_json path_json(const ReplayOptions& options, const TraceResult& result, 
     json["extra_element_bytes"] = 0;
     json["extra_operations"] = 0;
     const double beats_per_operator =
-        result.raw_operators == 0 ? 0.0 : static_cast<double>(path.beats) / static_cast<double>(result.raw_operators);
-    json["energy"] = {{"basis", "modelled"},
-                      {"picojoule_per_beat", TapModel::picojoule_per_beat(options.device.datapath_width)},
-                      {"nanojoule_per_operator",
-                       beats_per_operator * TapModel::picojoule_per_beat(options.device.datapath_width) / 1000}};
+        result.raw_operators == 0
+            ? 0.0
+            : static_cast<double>(path.beats) / static_cast<double>(result.raw_operators);
+    json["energy"] = {
+        {"basis", "modelled"},
+        {"picojoule_per_beat", TapModel::picojoule_per_beat(options.device.datapath_width)},
+        {"nanojoule_per_operator",
+         beats_per_operator * TapModel::picojoule_per_beat(options.device.datapath_width) / 1000}};
   } else if (path.path == "systemc-lt") {
     json["reaction"] = {{"basis", "annotated"}};
     json["extra_element_bytes"] = 0;
   } else {
-    json["reaction"] = {{"basis", "measured"},
-                        {"nanoseconds", spread_json(spread_of(path.reaction_ns))},
-                        {"statistic_nanoseconds", spread_json(spread_of(path.statistic_reaction_ns))}};
+    json["reaction"] = {
+        {"basis", "measured"},
+        {"nanoseconds", spread_json(spread_of(path.reaction_ns))},
+        {"statistic_nanoseconds", spread_json(spread_of(path.statistic_reaction_ns))}};
     json["extra_element_bytes"] = path.bytes_read;
     json["extra_operations"] = result.raw_elements * TapModel::kOperationsPerElement;
-    json["microseconds_per_step"] = result.steps == 0 ? 0.0 : path.seconds * 1e6 / static_cast<double>(result.steps);
+    json["microseconds_per_step"] =
+        result.steps == 0 ? 0.0 : path.seconds * 1e6 / static_cast<double>(result.steps);
   }
   return json;
 }
 
-/// Bytes of an operator's output in the middle of the raw ones: what a software monitor must read again.
+/// Bytes of an operator's output in the middle of the raw ones: what a software monitor must read
+/// again.
 double mean_raw_bytes(const TraceResult& result) {
-  return result.raw_operators == 0 ? 0.0
-                                   : static_cast<double>(result.raw_bytes) / static_cast<double>(result.raw_operators);
+  return result.raw_operators == 0
+             ? 0.0
+             : static_cast<double>(result.raw_bytes) / static_cast<double>(result.raw_operators);
 }
 
 ordered_json modelled_gpu_json(const TraceResult& result) {
@@ -110,10 +129,15 @@ ordered_json modelled_gpu_json(const TraceResult& result) {
                                     {"bandwidth_bytes_per_us", gpu.bandwidth_bytes_per_us},
                                     {"bytes_per_operator", bytes}};
   return {{"path", "cuda"},
-          {"reaction", {{"basis", "modelled"}, {"nanoseconds", gpu.reaction_us(bytes) * 1000}, {"assumptions", assumptions}}},
+          {"reaction",
+           {{"basis", "modelled"},
+            {"nanoseconds", gpu.reaction_us(bytes) * 1000},
+            {"assumptions", assumptions}}},
           {"extra_element_bytes", result.raw_bytes},
           {"extra_operations", result.raw_elements * TapModel::kOperationsPerElement},
-          {"energy", {{"basis", "modelled"}, {"nanojoule_per_operator", bytes * 8 * TapModel::kReadPicojoulePerBit / 1000}}}};
+          {"energy",
+           {{"basis", "modelled"},
+            {"nanojoule_per_operator", bytes * 8 * TapModel::kReadPicojoulePerBit / 1000}}}};
 }
 
 ordered_json trace_json(const ReplayOptions& options, const TraceResult& result) {
@@ -135,7 +159,10 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   json["mismatches"] = result.mismatches;
   json["comparisons"] = ordered_json::array();
   for (const RecordComparison& c : result.comparisons) {
-    json["comparisons"].push_back({{"left", c.left}, {"right", c.right}, {"records", c.compared}, {"mismatches", c.mismatches}});
+    json["comparisons"].push_back({{"left", c.left},
+                                   {"right", c.right},
+                                   {"records", c.compared},
+                                   {"mismatches", c.mismatches}});
   }
   if (result.divergence) json["first_divergence"] = divergence_json(result);
   if (!result.waveform.empty()) json["waveform"] = result.waveform;
@@ -144,11 +171,16 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   json["lead_steps"] = q.first ? ordered_json(q.first->lead_steps) : ordered_json();
   json["first_incident"] = q.first ? incident_json(result, *q.first) : ordered_json();
   json["incidents"] = ordered_json::array();
-  for (const Incident& incident : q.incidents) json["incidents"].push_back(incident_json(result, incident));
-  json["detection"] = {{"probe_steps", q.probe_steps}, {"alarms", q.alarms}, {"alarms_per_1000", q.alarms_per_1000()},
-                       {"records_with_alarm_flags", q.flagged}, {"downshifts", q.downshifts}};
+  for (const Incident& incident : q.incidents)
+    json["incidents"].push_back(incident_json(result, incident));
+  json["detection"] = {{"probe_steps", q.probe_steps},
+                       {"alarms", q.alarms},
+                       {"alarms_per_1000", q.alarms_per_1000()},
+                       {"records_with_alarm_flags", q.flagged},
+                       {"downshifts", q.downshifts}};
   ordered_json flags;
-  for (std::size_t i = 0; i < kFlagNames.size(); ++i) flags[std::string(kFlagNames[i])] = q.flag_counts[i];
+  for (std::size_t i = 0; i < kFlagNames.size(); ++i)
+    flags[std::string(kFlagNames[i])] = q.flag_counts[i];
   json["detection"]["flags"] = flags;
   json["lead_when_sampled"] = ordered_json::array();
   for (const SampledDetection& s : result.sampled) {
@@ -156,16 +188,20 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
         {{"every", s.every}, {"lead_steps", s.lead_steps}, {"alarms_per_1000", s.alarms_per_1000}});
   }
   json["reaction_cycles"] =
-      result.reaction_cycles ? ordered_json(static_cast<std::uint64_t>(result.reaction_cycles->maximum)) : ordered_json();
+      result.reaction_cycles
+          ? ordered_json(static_cast<std::uint64_t>(result.reaction_cycles->maximum))
+          : ordered_json();
   json["reaction_and_overhead"] = ordered_json::array();
-  for (const PathResult& path : result.paths) json["reaction_and_overhead"].push_back(path_json(options, result, path));
+  for (const PathResult& path : result.paths)
+    json["reaction_and_overhead"].push_back(path_json(options, result, path));
   if (result.path("cuda") == nullptr && result.raw_operators > 0) {
     json["reaction_and_overhead"].push_back(modelled_gpu_json(result));
   }
   return json;
 }
 
-/// Area, state and critical path of the RTL as scripts/synth found them; null when the file is gone or is not its own.
+/// Area, state and critical path of the RTL as scripts/synth found them; null when the file is gone
+/// or is not its own.
 ordered_json synthesis_json() {
   std::ifstream stream(OPD_SYNTHESIS_JSON);
   ordered_json figures = stream ? ordered_json::parse(stream, nullptr, false) : ordered_json();
@@ -176,7 +212,8 @@ ordered_json synthesis_json() {
 std::string reaction_text(const TraceResult& result) {
   const auto& spread = result.reaction_cycles ? result.reaction_cycles : result.sideband_cycles;
   if (!spread) return "-";
-  return fmt::format("{}{}..{} cycles", result.reaction_cycles ? "" : "sideband ", spread->minimum, spread->maximum);
+  return fmt::format("{}{}..{} cycles", result.reaction_cycles ? "" : "sideband ", spread->minimum,
+                     spread->maximum);
 }
 
 std::string joined(const std::vector<PathResult>& paths) {
@@ -187,13 +224,17 @@ std::string joined(const std::vector<PathResult>& paths) {
 
 }  // namespace
 
-nlohmann::ordered_json summary_json(const ReplayOptions& options, const std::vector<TraceResult>& results) {
+nlohmann::ordered_json summary_json(const ReplayOptions& options,
+                                    const std::vector<TraceResult>& results) {
   ordered_json json{{"format", "opd-summary"}, {"version", 1}};
-  json["device"] = {{"num_ops", options.device.num_ops},         {"datapath_width", options.device.datapath_width},
-                    {"num_streams", options.device.num_streams}, {"queue_depth", options.device.queue_depth},
+  json["device"] = {{"num_ops", options.device.num_ops},
+                    {"datapath_width", options.device.datapath_width},
+                    {"num_streams", options.device.num_streams},
+                    {"queue_depth", options.device.queue_depth},
                     {"counter_width", options.device.counter_width}};
   ordered_json config;
-  for (const ConfigField& field : kConfigFields) config[std::string(field.name)] = field.get(options.config);
+  for (const ConfigField& field : kConfigFields)
+    config[std::string(field.name)] = field.get(options.config);
   json["config"] = config;
   json["synthesis"] = synthesis_json();
   std::uint64_t records = 0, beats = 0, cycles = 0, mismatches = 0;
@@ -214,70 +255,85 @@ nlohmann::ordered_json summary_json(const ReplayOptions& options, const std::vec
 
 std::string summary_table(const std::vector<TraceResult>& results) {
   std::string text = "\nCross-check\n";
-  text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}  {}\n", "trace", "kind", "records", "unseen", "beats",
-                      "cycles", "mismatches", "paths");
+  text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}  {}\n", "trace", "kind",
+                      "records", "unseen", "beats", "cycles", "mismatches", "paths");
   std::uint64_t records = 0, unseen = 0, beats = 0, cycles = 0, mismatches = 0;
   for (const TraceResult& r : results) {
-    text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}  {}\n", r.name, r.raw ? "raw" : "statistics",
-                        r.records_compared, r.unseen(), r.beats_compared, r.cycles_compared, r.mismatches, joined(r.paths));
+    text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}  {}\n", r.name,
+                        r.raw ? "raw" : "statistics", r.records_compared, r.unseen(),
+                        r.beats_compared, r.cycles_compared, r.mismatches, joined(r.paths));
     unseen += r.unseen();
     records += r.records_compared;
     beats += r.beats_compared;
     cycles += r.cycles_compared;
     mismatches += r.mismatches;
   }
-  text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}\n", "all", "", records, unseen, beats, cycles, mismatches);
-  if (unseen > 0) text += "  unseen: completions that found the op queue full; the detection unit took no notice of them\n";
+  text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}\n", "all", "", records,
+                      unseen, beats, cycles, mismatches);
+  if (unseen > 0)
+    text +=
+        "  unseen: completions that found the op queue full; the detection unit took no notice of "
+        "them\n";
 
   text += "\nDetection (an alarm is a risk of at least RISK.STABLE)\n";
-  text += fmt::format("  {:<16} {:<11} {:>8} {:>10} {:>9}  {}\n", "trace", "label", "alarms", "per 1000", "downshifts",
+  text += fmt::format("  {:<16} {:<11} {:>8} {:>10} {:>9}  {}\n", "trace", "label", "alarms",
+                      "per 1000", "downshifts",
                       "first incident (first non-finite value of an operator)");
   for (const TraceResult& r : results) {
     std::string incident = "none";
     if (r.quality.first) {
       const Incident& i = *r.quality.first;
-      incident = fmt::format("step {} at {}: warned {} steps before, in {} when it happened", i.step,
-                             probe_name(r, i.op), i.lead_steps, kModeNames[static_cast<std::size_t>(i.mode_before)]);
+      incident = fmt::format("step {} at {}: warned {} steps before, in {} when it happened",
+                             i.step, probe_name(r, i.op), i.lead_steps,
+                             kModeNames[static_cast<std::size_t>(i.mode_before)]);
     }
-    text += fmt::format("  {:<16} {:<11} {:>8} {:>10.3f} {:>9}  {}\n", r.name, r.label, r.quality.alarms,
-                        r.quality.alarms_per_1000(), r.quality.downshifts, incident);
+    text +=
+        fmt::format("  {:<16} {:<11} {:>8} {:>10.3f} {:>9}  {}\n", r.name, r.label,
+                    r.quality.alarms, r.quality.alarms_per_1000(), r.quality.downshifts, incident);
   }
   for (const TraceResult& r : results) {
     if (r.sampled.empty()) continue;
-    text += fmt::format("  {}, looked at every n-th step only; lead (alarms per 1000 samples):\n   ", r.name);
-    for (const SampledDetection& s : r.sampled) text += fmt::format(" n={} {} ({:.1f})", s.every, s.lead_steps, s.alarms_per_1000);
+    text += fmt::format(
+        "  {}, looked at every n-th step only; lead (alarms per 1000 samples):\n   ", r.name);
+    for (const SampledDetection& s : r.sampled)
+      text += fmt::format(" n={} {} ({:.1f})", s.every, s.lead_steps, s.alarms_per_1000);
     text += '\n';
   }
 
-  text += "\nReaction: an operator's last element to the new value of its mode register; overhead\n";
-  text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", "trace", "path", "basis", "reaction",
-                      "stall cycles", "bytes re-read", "us per step");
+  text +=
+      "\nReaction: an operator's last element to the new value of its mode register; overhead\n";
+  text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", "trace", "path",
+                      "basis", "reaction", "stall cycles", "bytes re-read", "us per step");
   for (const TraceResult& r : results) {
     for (const PathResult& p : r.paths) {
       if (p.path == "rtl" || p.path == "systemc") {
-        text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, p.path, "counted",
-                            reaction_text(r),
-                            p.stall_cycles, 0, "-");
+        text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, p.path,
+                            "counted", reaction_text(r), p.stall_cycles, 0, "-");
       } else if (p.path == "cpu" || p.path == "cuda") {
         const auto ns = spread_of(p.reaction_ns);
-        text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14.1f}\n", r.name, p.path, "measured",
-                            ns ? fmt::format("{:.0f} ns (p99 {:.0f})", ns->median, ns->p99) : "-", "-", p.bytes_read,
-                            p.seconds * 1e6 / static_cast<double>(std::max<std::size_t>(1, r.steps)));
+        text += fmt::format(
+            "  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14.1f}\n", r.name, p.path, "measured",
+            ns ? fmt::format("{:.0f} ns (p99 {:.0f})", ns->median, ns->p99) : "-", "-",
+            p.bytes_read, p.seconds * 1e6 / static_cast<double>(std::max<std::size_t>(1, r.steps)));
       }
     }
     if (r.path("cuda") == nullptr && r.raw_operators > 0) {
-      text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, "cuda", "modelled",
-                          fmt::format("{:.1f} us", GpuModel{}.reaction_us(mean_raw_bytes(r))), "-", r.raw_bytes, "-");
+      text += fmt::format("  {:<16} {:<11} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, "cuda",
+                          "modelled",
+                          fmt::format("{:.1f} us", GpuModel{}.reaction_us(mean_raw_bytes(r))), "-",
+                          r.raw_bytes, "-");
     }
   }
   if (const ordered_json s = synthesis_json(); !s.is_null()) {
     const auto& top = s["parts"]["opd_top"];
     const auto& op = s["per_op"];
     text += fmt::format(
-        "  synthesised ({}, {} operators): {:.0f} NAND2 equivalents, critical path {:.1f} ns; each further operator {:.0f} state "
+        "  synthesised ({}, {} operators): {:.0f} NAND2 equivalents, critical path {:.1f} ns; each "
+        "further operator {:.0f} state "
         "bits, {:.0f} NAND2\n",
-        s["library"].get<std::string>(), s["parameters"]["NumOps"].get<int>(), top["nand2_equivalents"].get<double>(),
-        top["critical_path_ns"].get<double>(), op["state_bits"].get<double>(), op["nand2_equivalents"].get<double>());
+        s["library"].get<std::string>(), s["parameters"]["NumOps"].get<int>(),
+        top["nand2_equivalents"].get<double>(), top["critical_path_ns"].get<double>(),
+        op["state_bits"].get<double>(), op["nand2_equivalents"].get<double>());
   }
   bool any_skipped = false;
   for (const TraceResult& r : results) {
@@ -288,7 +344,8 @@ std::string summary_table(const std::vector<TraceResult>& results) {
     }
   }
   for (const TraceResult& r : results) {
-    if (r.divergence) text += fmt::format("\nMISMATCH in {}: {}\n", r.name, describe(*r.divergence, r.probe_names));
+    if (r.divergence)
+      text += fmt::format("\nMISMATCH in {}: {}\n", r.name, describe(*r.divergence, r.probe_names));
   }
   return text;
 }

@@ -32,14 +32,14 @@ module forecast_props (
 
   always_comb begin
     case (format_i)
-      3'd0:    limit = 64'(signed'(cfg_i.limit_fp16));
-      3'd1:    limit = 64'(signed'(cfg_i.limit_bf16));
-      3'd2:    limit = 64'(signed'(cfg_i.limit_e4m3));
-      3'd3:    limit = 64'(signed'(cfg_i.limit_e5m2));
-      default: limit = 64'(signed'(cfg_i.limit_fp32));
+      3'd0:    limit = 64'($signed(cfg_i.limit_fp16));
+      3'd1:    limit = 64'($signed(cfg_i.limit_bf16));
+      3'd2:    limit = 64'($signed(cfg_i.limit_e4m3));
+      3'd3:    limit = 64'($signed(cfg_i.limit_e5m2));
+      default: limit = 64'($signed(cfg_i.limit_fp32));
     endcase
     x      = 64'(code_i);
-    m      = 64'(signed'(state_q.baseline));
+    m      = 64'($signed(state_q.baseline));
     age    = 32'(state_q.age);
     run    = 32'(state_q.nonfinite_run);
     usable = !nonfinite_i && nonzero_i;
@@ -47,9 +47,9 @@ module forecast_props (
     xb       = x - 64'sd32 * 64'(scale_log2_i);
     d        = age == 0 ? 64'sd0 : 64'sd4 * xb - m;
     h        = limit - x;
-    forecast = h < 64'(cfg_i.forecast_headroom) && (d <<< cfg_i.forecast_shift) > 64'sd4 * h;
-    critical = h <= 64'(cfg_i.critical_headroom);
-    jump     = age >= 32'(cfg_i.jump_min_samples) && d > 64'sd4 * 64'(cfg_i.jump_threshold);
+    forecast = h < $signed(64'(cfg_i.forecast_headroom)) && (d <<< cfg_i.forecast_shift) > 64'sd4 * h;
+    critical = h <= $signed(64'(cfg_i.critical_headroom));
+    jump     = age >= 32'(cfg_i.jump_min_samples) && d > 64'sd4 * $signed(64'(cfg_i.jump_threshold));
     step     = (d + (64'sd1 <<< (cfg_i.baseline_shift - 4'd1))) >>> cfg_i.baseline_shift;
 
     new_m   = m;
@@ -73,7 +73,7 @@ module forecast_props (
     assume (cfg_i.baseline_shift >= 4'd1 && cfg_i.baseline_shift <= 4'd8);  // its range, docs/registers.md
     if (!first_cycle && rst_ni) begin
       if (valid_i) begin
-        Baseline:     assert (64'(signed'(state.baseline)) == new_m);
+        Baseline:     assert (64'($signed(state.baseline)) == new_m);
         Age:          assert (32'(state.age) == new_age);
         NonfiniteRun: assert (32'(state.nonfinite_run) == new_run);
         Forecast:     assert (flags.forecast == (usable && forecast));

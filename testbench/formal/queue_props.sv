@@ -126,6 +126,7 @@ module queue_props #(
         end
       end
       // Inductive strengthening: internal state.
+      SeqRegister:         assert (u_intake.seq_q == seq_q);
       PointersWithinDepth: assert (32'(u_op_queue.read_ptr_q) < QueueDepth && 32'(u_op_queue.write_ptr_q) < QueueDepth);
       PointerDistance:
         assert ((32'(u_op_queue.read_ptr_q) + 32'(level)) % QueueDepth == 32'(u_op_queue.write_ptr_q));

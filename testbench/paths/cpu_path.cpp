@@ -8,8 +8,8 @@
 
 namespace opd::tb {
 
-PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& parameters, const Config& config,
-                   std::span<const std::size_t> order) {
+PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& parameters,
+                   const Config& config, std::span<const std::size_t> order) {
   using Clock = std::chrono::steady_clock;
   PathResult result{.path = "cpu"};
   const std::size_t count = order.empty() ? operators.size() : order.size();
@@ -33,10 +33,11 @@ PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& para
     const ref::ForecastState& state = reference.states()[op.descriptor.op].forecast;
     result.baseline_log2.push_back(state.age == 0 ? std::numeric_limits<double>::quiet_NaN()
                                                   : std::ldexp(state.baseline, -7));
-    result.completions.push_back({.tag = tag,
-                                  .from_beats = !op.statistic,
-                                  .record = *record,
-                                  .counts = {summary.element_count, summary.subnormal_count, summary.zero_count}});
+    result.completions.push_back(
+        {.tag = tag,
+         .from_beats = !op.statistic,
+         .record = *record,
+         .counts = {summary.element_count, summary.subnormal_count, summary.zero_count}});
   }
   result.unseen_count = reference.unseen_count();
   return result;

@@ -7,10 +7,11 @@
 
 namespace opd::tb {
 
-/// Runs the operators in the order of `order` (tags by seq; a tag of kUnseen is a completion that the device dropped and
-/// keeps its seq). An empty `order` means program order.
+/// Runs the operators in the order of `order` (tags by seq; a tag of kUnseen is a completion that
+/// the device dropped and keeps its seq). An empty `order` means program order.
 inline constexpr std::size_t kUnseen = ~std::size_t{0};
-[[nodiscard]] PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& parameters,
-                                 const Config& config, std::span<const std::size_t> order = {});
+[[nodiscard]] PathResult run_cpu(const OperatorStream& operators,
+                                 const DeviceParameters& parameters, const Config& config,
+                                 std::span<const std::size_t> order = {});
 
 }  // namespace opd::tb

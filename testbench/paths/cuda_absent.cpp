@@ -10,7 +10,8 @@ bool cuda_available(std::string* reason) {
   return false;
 }
 
-PathResult run_cuda(const OperatorStream&, const DeviceParameters&, const Config&, std::span<const std::size_t>) {
+PathResult run_cuda(const OperatorStream&, const DeviceParameters&, const Config&,
+                    std::span<const std::size_t>) {
   throw std::logic_error("run_cuda: built without nvcc");
 }
 

@@ -38,7 +38,8 @@ std::vector<Batch> batches_of(const OperatorStream& operators, std::span<const s
       open = true;
     }
     const Operator op = operators.at(tag);
-    batches.back().completions.push_back({op.descriptor, op.elements, op.statistic.value_or(TapSummary{})});
+    batches.back().completions.push_back(
+        {op.descriptor, op.elements, op.statistic.value_or(TapSummary{})});
     batches.back().tags.push_back(tag);
   }
   return batches;
@@ -49,7 +50,8 @@ cuda::Limits limits_of(const std::vector<Batch>& batches) {
   cuda::Limits limits;
   for (const Batch& batch : batches) {
     std::size_t bytes = 0;
-    for (const cuda::Completion& completion : batch.completions) bytes += (completion.elements.size() + 15) / 16 * 16;
+    for (const cuda::Completion& completion : batch.completions)
+      bytes += (completion.elements.size() + 15) / 16 * 16;
     limits.completions = std::max(limits.completions, batch.completions.size());
     limits.element_bytes = std::max(limits.element_bytes, bytes);
     limits.staging_bytes = std::max(limits.staging_bytes, bytes);
@@ -59,9 +61,10 @@ cuda::Limits limits_of(const std::vector<Batch>& batches) {
 
 }  // namespace
 
-PathResult run_cuda(const OperatorStream& operators, const DeviceParameters& parameters, const Config& config,
-                    std::span<const std::size_t> order) {
-  // The first batches run one by one: from submission to fetched records is the reaction. The rest keep one batch in flight.
+PathResult run_cuda(const OperatorStream& operators, const DeviceParameters& parameters,
+                    const Config& config, std::span<const std::size_t> order) {
+  // The first batches run one by one: from submission to fetched records is the reaction. The rest
+  // keep one batch in flight.
   constexpr std::size_t kOneByOne = 32;
   PathResult result{.path = "cuda"};
   const std::vector<Batch> batches = batches_of(operators, order);
@@ -77,14 +80,16 @@ PathResult run_cuda(const OperatorStream& operators, const DeviceParameters& par
       const bool statistic = batch.completions[i].elements.empty();
       const TapSummary& summary = results[i].summary;
       if (submitted) {
-        const double reaction_ns = std::chrono::duration<double, std::nano>(now - *submitted).count();
+        const double reaction_ns =
+            std::chrono::duration<double, std::nano>(now - *submitted).count();
         (statistic ? result.statistic_reaction_ns : result.reaction_ns).push_back(reaction_ns);
       }
       result.bytes_read += batch.completions[i].elements.size();
-      result.completions.push_back({.tag = batch.tags[i],
-                                    .from_beats = !statistic,
-                                    .record = *results[i].record,
-                                    .counts = {summary.element_count, summary.subnormal_count, summary.zero_count}});
+      result.completions.push_back(
+          {.tag = batch.tags[i],
+           .from_beats = !statistic,
+           .record = *results[i].record,
+           .counts = {summary.element_count, summary.subnormal_count, summary.zero_count}});
     }
   };
   for (std::size_t i = 0; i < batches.size(); ++i) {

@@ -1,5 +1,6 @@
 #pragma once
-// The CUDA reference as a path. Where it was not built or finds no device, cuda_available() says why.
+// The CUDA reference as a path. Where it was not built or finds no device, cuda_available() says
+// why.
 #include <span>
 #include <string>
 
@@ -10,7 +11,8 @@ namespace opd::tb {
 
 [[nodiscard]] bool cuda_available(std::string* reason);
 /// As run_cpu. Errors: std::runtime_error naming the CUDA call.
-[[nodiscard]] PathResult run_cuda(const OperatorStream& operators, const DeviceParameters& parameters,
-                                  const Config& config, std::span<const std::size_t> order);
+[[nodiscard]] PathResult run_cuda(const OperatorStream& operators,
+                                  const DeviceParameters& parameters, const Config& config,
+                                  std::span<const std::size_t> order);
 
 }  // namespace opd::tb

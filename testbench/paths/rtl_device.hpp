@@ -1,14 +1,14 @@
 #pragma once
-// The Verilated device at pin level. One instance per run; the default and the small configuration and the
-// mutated copy are the same class on different Verilated models.
+// The Verilated device at pin level. One instance per run; the default and the small configuration
+// and the mutated copy are the same class on different Verilated models.
+#include <verilated.h>
+#include <verilated_fst_c.h>
+
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
-
-#include <verilated.h>
-#include <verilated_fst_c.h>
 
 #include "paths/pin_device.hpp"
 #include "paths/waveform.hpp"
@@ -17,7 +17,8 @@ namespace opd::tb {
 
 namespace detail {
 
-/// Verilator gives a port of up to 8, 16, 32, 64 bits an integer, a wider one an array of 32-bit words.
+/// Verilator gives a port of up to 8, 16, 32, 64 bits an integer, a wider one an array of 32-bit
+/// words.
 template <class Port>
 void assign_bytes(Port& port, const std::uint8_t* bytes) {
   std::memcpy(&port, bytes, sizeof(Port));  // Verilated words are little endian, like data[]

@@ -12,9 +12,12 @@ namespace opd::tb {
 
 /// The parameters that the Verilated device was built with.
 [[nodiscard]] DeviceParameters rtl_parameters();
-[[nodiscard]] std::unique_ptr<PinDevice> make_rtl_device(const Config& config, std::optional<WaveformWindow> window = {});
+[[nodiscard]] std::unique_ptr<PinDevice> make_rtl_device(const Config& config,
+                                                         std::optional<WaveformWindow> window = {});
 
-/// Beats per second of the bare Verilated device on a recorded stimulus, repeated until `seconds` have passed.
-[[nodiscard]] double measure_rtl_speed(const Config& config, const std::vector<CycleInput>& stimulus, double seconds);
+/// Beats per second of the bare Verilated device on a recorded stimulus, repeated until `seconds`
+/// have passed.
+[[nodiscard]] double measure_rtl_speed(const Config& config,
+                                       const std::vector<CycleInput>& stimulus, double seconds);
 
 }  // namespace opd::tb

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <stdexcept>
-
 #include <systemc>
 #include <tlm>
 
@@ -55,29 +54,35 @@ class GatedClock : public sc_core::sc_module {
 
 }  // namespace
 
-/// Everything that is elaborated, and the monitor that samples the pins between two edges: at the falling edge the
-/// outputs of the last rising edge and the inputs of the next one are both settled.
+/// Everything that is elaborated, and the monitor that samples the pins between two edges: at the
+/// falling edge the outputs of the last rising edge and the inputs of the next one are both
+/// settled.
 struct Simulation::Modules : public sc_core::sc_module {
   SC_HAS_PROCESS(Modules);
 
   Modules(sc_core::sc_module_name name, const SimulationOptions& options)
       : sc_core::sc_module(name),
         clock("clock"),
-        unit("vector_unit", options.device,
-             {.lane_latency = options.lane_latency, .bubbles = options.bubbles, .streams = options.streams},
-             [this](sc::Operation& operation) { return next_(operation); },
-             [this](std::uint64_t tag, std::uint64_t, std::uint64_t last_beat_cycle, Mode mode_at_issue) {
-               issued.push_back({tag, last_beat_cycle, mode_at_issue});
-             }),
+        unit(
+            "vector_unit", options.device,
+            {.lane_latency = options.lane_latency,
+             .bubbles = options.bubbles,
+             .streams = options.streams},
+            [this](sc::Operation& operation) { return next_(operation); },
+            [this](std::uint64_t tag, std::uint64_t, std::uint64_t last_beat_cycle,
+                   Mode mode_at_issue) {
+              issued.push_back({tag, last_beat_cycle, mode_at_issue});
+            }),
         device("device", options.device, options.config),
-        lt_unit("lt_unit", {.bubbles = options.bubbles},
-                [this](sc::Operation& operation) { return next_loosely_timed_(operation); },
-                [this](const OpRecord& record, const TapCounts& record_counts) {
-                  lt_result.completions.push_back({.record = record, .counts = record_counts});
-                },
-                [this](std::uint64_t tag, std::uint64_t, std::uint64_t, Mode mode_at_issue) {
-                  lt_issued.push_back({tag, 0, mode_at_issue});
-                }),
+        lt_unit(
+            "lt_unit", {.bubbles = options.bubbles},
+            [this](sc::Operation& operation) { return next_loosely_timed_(operation); },
+            [this](const OpRecord& record, const TapCounts& record_counts) {
+              lt_result.completions.push_back({.record = record, .counts = record_counts});
+            },
+            [this](std::uint64_t tag, std::uint64_t, std::uint64_t, Mode mode_at_issue) {
+              lt_issued.push_back({tag, 0, mode_at_issue});
+            }),
         lt_device("lt_device", options.device, options.loosely_timed_config) {
     clock.clk(clk);
     unit.clk(clk);
@@ -142,13 +147,14 @@ struct Simulation::Modules : public sc_core::sc_module {
       on_progress(result.systemc.completions.size());
     }
     if (rtl != nullptr) compare_(out);
-    const bool quiet = done.read() && out.queue_level == 0 && !out.record_valid && !input.beat_valid &&
-                       !input.stat_valid;
+    const bool quiet = done.read() && out.queue_level == 0 && !out.record_valid &&
+                       !input.beat_valid && !input.stat_valid;
     idle_cycles = quiet ? idle_cycles + 1 : 0;
     if (idle_cycles == kDrainCycles) clock.stop();
   }
 
-  /// Completions in the order of their seq: a statistic accepted at an edge is pushed at that edge, a last beat one later.
+  /// Completions in the order of their seq: a statistic accepted at an edge is pushed at that edge,
+  /// a last beat one later.
   void note_pushes_() {
     if (input.stat_valid && stat_ready.read()) push_cycles.push_back({cycle, false});
     if (input.beat_valid) {
@@ -160,7 +166,8 @@ struct Simulation::Modules : public sc_core::sc_module {
   void note_record_(const CycleOutput& out, PathResult& path) {
     if (!out.record_valid) return;
     const std::size_t seq = out.record.seq;
-    if (seq >= push_cycles.size() || seq >= issued.size() || push_cycles[seq].cycle != issued[seq].last_beat_cycle) {
+    if (seq >= push_cycles.size() || seq >= issued.size() ||
+        push_cycles[seq].cycle != issued[seq].last_beat_cycle) {
       throw std::logic_error("a record's seq does not belong to a completion of the vector unit");
     }
     path.completions.push_back({.tag = issued[seq].tag,
@@ -192,7 +199,8 @@ struct Simulation::Modules : public sc_core::sc_module {
     }
   }
 
-  static constexpr unsigned kDrainCycles = 8;  // longer than the pipeline from the last beat to its record
+  static constexpr unsigned kDrainCycles =
+      8;  // longer than the pipeline from the last beat to its record
 
   struct Push {
     std::uint64_t cycle;
@@ -210,18 +218,24 @@ struct Simulation::Modules : public sc_core::sc_module {
     return true;
   }
   bool next_loosely_timed_(sc::Operation& operation) {
-    if (lt_operators == nullptr || lt_next == (lt_order.empty() ? lt_operators->size() : lt_order.size())) return false;
+    if (lt_operators == nullptr ||
+        lt_next == (lt_order.empty() ? lt_operators->size() : lt_order.size()))
+      return false;
     operation = operation_of_(*lt_operators, lt_order.empty() ? lt_next : lt_order[lt_next]);
     ++lt_next;
     return true;
   }
   static sc::Operation operation_of_(const OperatorStream& stream, std::size_t tag) {
     const Operator op = stream.at(tag);
-    return {.descriptor = op.descriptor, .elements = op.elements, .statistic = op.statistic, .tag = tag};
+    return {.descriptor = op.descriptor,
+            .elements = op.elements,
+            .statistic = op.statistic,
+            .tag = tag};
   }
 
-  sc_core::sc_signal<bool> clk{"clk"}, rst_n{"rst_n"}, beat_valid{"beat_valid"}, stat_valid{"stat_valid"},
-      stat_ready{"stat_ready"}, record_valid{"record_valid"}, done{"done"};
+  sc_core::sc_signal<bool> clk{"clk"}, rst_n{"rst_n"}, beat_valid{"beat_valid"},
+      stat_valid{"stat_valid"}, stat_ready{"stat_ready"}, record_valid{"record_valid"},
+      done{"done"};
   sc_core::sc_signal<Beat> beat{"beat"};
   sc_core::sc_signal<Statistic> statistic{"statistic"};
   sc_core::sc_signal<std::uint16_t> mode_op{"mode_op"};
@@ -259,7 +273,8 @@ struct Simulation::Modules : public sc_core::sc_module {
   PathResult lt_result;
 };
 
-Simulation::Simulation(const SimulationOptions& options) : modules_(std::make_unique<Modules>("opd", options)) {
+Simulation::Simulation(const SimulationOptions& options)
+    : modules_(std::make_unique<Modules>("opd", options)) {
   // Local time may run ahead: nothing else happens while the loosely timed unit runs.
   tlm::tlm_global_quantum::instance().set(sc_core::sc_time(100, sc_core::SC_US));
 }
@@ -304,7 +319,8 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
   return std::move(m.result);
 }
 
-PathResult Simulation::run_loosely_timed(const OperatorStream& operators, std::span<const std::size_t> order) {
+PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
+                                         std::span<const std::size_t> order) {
   Modules& m = *modules_;
   m.lt_operators = &operators;
   m.lt_order = order;

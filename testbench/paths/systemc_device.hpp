@@ -2,7 +2,6 @@
 // The SystemC device behind PinDevice, for benches that make their own pin activity cycle by cycle.
 // One per process: SystemC elaborates once.
 #include <memory>
-
 #include <systemc>
 
 #include "opd/sc/device.hpp"
@@ -12,7 +11,8 @@ namespace opd::tb {
 
 class SystemcDevice final : public PinDevice {
  public:
-  SystemcDevice(const DeviceParameters& parameters, const Config& config) : device_("device", parameters, config) {
+  SystemcDevice(const DeviceParameters& parameters, const Config& config)
+      : device_("device", parameters, config) {
     device_.clk(clk_);
     device_.rst_n(rst_n_);
     device_.beat_valid(beat_valid_);
@@ -70,8 +70,8 @@ class SystemcDevice final : public PinDevice {
  private:
   static void settle_() { sc_core::sc_start(1, sc_core::SC_PS, sc_core::SC_RUN_TO_TIME); }
 
-  sc_core::sc_signal<bool> clk_{"clk"}, rst_n_{"rst_n"}, beat_valid_{"beat_valid"}, stat_valid_{"stat_valid"},
-      stat_ready_{"stat_ready"}, record_valid_{"record_valid"};
+  sc_core::sc_signal<bool> clk_{"clk"}, rst_n_{"rst_n"}, beat_valid_{"beat_valid"},
+      stat_valid_{"stat_valid"}, stat_ready_{"stat_ready"}, record_valid_{"record_valid"};
   sc_core::sc_signal<Beat> beat_{"beat"};
   sc_core::sc_signal<Statistic> statistic_{"statistic"};
   sc_core::sc_signal<std::uint16_t> mode_op_{"mode_op"};

@@ -318,9 +318,9 @@ def _overhead_row(entry: dict, figures: dict) -> list[str]:
     reaction = worst = DASH
     if basis == "counted":
         ways = [(name, figures["reaction"][key]) for name, key, ops in (
-            ("tap", "cycles", "operators_raw"), ("sideband", "sideband_cycles", "operators_statistic")) if entry[ops]]
-        reaction = "<br>".join(f"{name} {_spread_cycles(spread)} cycles" for name, spread in ways)
-        worst = "<br>".join(_time(spread["maximum"]) for _, spread in ways)
+            ("tap", "cycles", "operators_raw"), ("sideband", "sideband_cycles", "operators_statistic")) if entry[ops] and figures["reaction"][key]]
+        reaction = "<br>".join(f"{name} {_spread_cycles(spread)} cycles" for name, spread in ways) or DASH
+        worst = "<br>".join(_time(spread["maximum"]) for _, spread in ways) or DASH
     elif basis == "modelled":
         reaction = _time(figures["reaction"]["nanoseconds"])
     elif basis == "measured" and figures["reaction"]["nanoseconds"]:

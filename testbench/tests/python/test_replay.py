@@ -129,10 +129,21 @@ def test_records_on_disk_are_those_of_the_trace(shipped):
         assert not (records["mode"][nonfinite] == Mode.FAST).any()
 
 
+def test_readme_shows_what_run_prints(shipped):
+    _, _, stdout = shipped
+    readme = (ROOT / "README.md").read_text()
+    shown = readme.split("```\nCross-check\n")[1].split("```")[0].splitlines()
+    assert len(shown) > 8
+    for line in shown:
+        assert line in stdout, line
+
+
 # --- SYS-02: the check bites ----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("path", LOCKSTEP_PATHS)
+@pytest.mark.parametrize("path", [*LOCKSTEP_PATHS, "cuda"])
 def test_a_fault_in_each_path_is_found_and_named(path, small, tmp_path):
+    if path == "cuda" and (reason := cuda_skipped(small, tmp_path)):
+        pytest.skip(reason)
     result = opd("replay", small, "--out", tmp_path, "--plant-fault", path, expect=1)
     line = next(line for line in result.stdout.splitlines() if line.startswith("MISMATCH"))
     assert re.search(r"op 0 \(op0\), step 0, seq 0: flags: ", line), line
@@ -146,6 +157,50 @@ def test_a_fault_in_each_path_is_found_and_named(path, small, tmp_path):
     waveform = tmp_path / "small.fst"
     assert divergence["cycle"] > 0 and waveform.stat().st_size > 1000
     assert waveform.read_bytes()[0] == 0  # FST header block
+
+
+def cuda_skipped(small: Path, tmp_path: Path) -> str | None:
+    opd("replay", small, "--out", tmp_path)
+    return json.loads((tmp_path / "summary.json").read_text())["traces"][0]["paths_skipped"].get("cuda")
+
+
+def one_probe(tmp_path: Path, name: str, values, nonfinite=None, kind: str = "activation") -> Path:
+    """A statistics-only trace of one FP16 operator."""
+    writer = TraceWriter(name, "data", [Probe("op", kind, "FP16", (8,))])
+    for step, value in enumerate(values):
+        bad = 0 if nonfinite is None else nonfinite[step]
+        writer.add_step(step, max_abs=np.array([value], np.float32), nonfinite=np.array([bad], np.int64))
+    path = tmp_path / f"{name}.safetensors"
+    writer.write(path)
+    return path
+
+
+@pytest.mark.parametrize("arguments", [[], ["--set", "baseline_warmup_samples=0"], ["--set", "baseline_warmup_samples=200"]])
+@pytest.mark.parametrize("values", [[1.0], [0.0] * 5, [1.0] * 20])
+def test_a_planted_fault_shows_on_any_trace(tmp_path, values, arguments):
+    trace = one_probe(tmp_path, "any", values)
+    for path in LOCKSTEP_PATHS:
+        opd("replay", trace, "--plant-fault", path, *arguments, expect=1)
+
+
+def test_one_fault_in_lockstep_is_one_mismatch(small, tmp_path):
+    opd("replay", small, "--out", tmp_path, "--plant-fault", "rtl", expect=1)
+    assert json.loads((tmp_path / "summary.json").read_text())["mismatches"] == 1
+
+
+def test_a_planted_fault_needs_a_path_that_runs_and_another_one(small, tmp_path):
+    assert "no second path" in opd("replay", small, "--paths", "cpu", "--plant-fault", "cpu", expect=2).stderr
+    if reason := cuda_skipped(small, tmp_path):
+        assert reason in opd("replay", small, "--plant-fault", "cuda", expect=2).stderr
+        assert reason in opd("replay", small, "--paths", "cuda", expect=2).stderr
+
+
+@pytest.mark.parametrize("blocked", ["summary.json", "report.html"])
+def test_a_mismatch_outlives_results_that_cannot_be_written(small, tmp_path, blocked):
+    (tmp_path / blocked).mkdir()
+    result = opd("replay", small, "--out", tmp_path, "--plant-fault", "cpu", expect=1)
+    assert blocked in result.stderr and "Traceback" not in result.stderr and "report.py" not in result.stderr
+    assert blocked in opd("replay", small, "--out", tmp_path, expect=2).stderr
 
 
 # --- SYS-03: bad input ----------------------------------------------------------------------------------------------------
@@ -322,6 +377,67 @@ def test_one_path_alone_compares_nothing_and_says_so(small):
 def test_info_lists_the_probes(small):
     stdout = opd("info", small).stdout
     assert all(f"op{i}" in stdout for i in range(6)) and "E4M3" in stdout
+
+
+def test_rtl_alone_is_compared_cycle_by_cycle(small, tmp_path):
+    stdout = opd("replay", small, "--paths", "rtl", "--out", tmp_path).stdout
+    trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
+    assert trace["cycles_compared"] > 0 and trace["reaction_cycles"] == 4
+    assert "0 mismatches" in stdout and "nothing was compared" not in stdout
+
+
+def test_figures_that_do_not_exist_are_absent(tmp_path):
+    """A statistics-only trace has no tap reaction, and no software one."""
+    trace = one_probe(tmp_path, "absent", [1.0, 2.0])
+    stdout = opd("replay", trace, "--out", tmp_path).stdout
+    entry = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
+    assert entry["reaction_cycles"] is None
+    device = next(p for p in entry["reaction_and_overhead"] if p["path"] == "rtl")
+    assert device["reaction"]["cycles"] is None and device["reaction"]["sideband_cycles"]["maximum"] == 3
+    assert "sideband 3..3 cycles" in stdout and "0..0 cycles" not in stdout and " 0 ns" not in stdout
+
+
+def test_an_incident_of_a_gradient_is_called_an_incident(tmp_path):
+    trace = one_probe(tmp_path, "gradient", [1.0] * 4, nonfinite=[0, 0, 3, 0], kind="gradient")
+    stdout = opd("replay", trace).stdout
+    assert "step 2 at op" in stdout and "forward" not in stdout
+
+
+def test_control_characters_of_a_name_do_not_reach_the_terminal(tmp_path):
+    writer = TraceWriter("escape", "data", [Probe("\x1b[31mred", "activation", "FP16", (2,))])
+    writer.add_step(0, max_abs=np.ones(1, np.float32), nonfinite=np.array([2], np.int64))
+    writer.write(tmp_path / "escape.safetensors")
+    for command in ("info", "replay"):
+        assert "\x1b" not in opd(command, tmp_path / "escape.safetensors").stdout
+
+
+def test_all_traces_are_checked_before_the_first_one_runs(small, tmp_path):
+    wide = tmp_path / "wide.safetensors"
+    writer = TraceWriter("wide", "data", [Probe(f"op{i}", "activation", "FP16", (4,)) for i in range(257)])
+    writer.add_step(0, max_abs=np.ones(257, np.float32), nonfinite=np.zeros(257, np.int64))
+    writer.write(wide)
+    opd("replay", small, wide, "--out", tmp_path / "out", expect=2)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_waveform_alone_touches_nothing_else(small, tmp_path):
+    opd("replay", small, "--out", tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    stdout = opd("replay", small, "--out", tmp_path, "--waveform", "20:60", "--set", "quiet_steps=1").stdout
+    assert "small.fst, cycles 20:60" in stdout and (tmp_path / "small.fst").stat().st_size > 1000
+    assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name in before}
+
+
+@pytest.mark.parametrize("window, words", [("900000:900001", "not written"), ("1:-1", "FIRST:LAST"), ("7", "FIRST:LAST")])
+def test_a_waveform_that_cannot_be_is_refused(small, tmp_path, window, words):
+    assert words in opd("replay", small, "--out", tmp_path, "--waveform", window, expect=2).stderr
+    assert not (tmp_path / "small.fst").exists()
+
+
+def test_full_output_is_reported(small):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([PROGRAM, "info", small], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2 and "standard output" in result.stderr
 
 
 # --- SYS-05: scripts ------------------------------------------------------------------------------------------------------

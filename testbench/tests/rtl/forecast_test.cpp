@@ -1,6 +1,6 @@
-// Log2 code, forecast engine and risk against values worked out by hand from docs/numerics.md. The device shows
-// neither x nor m, so both are pinned between two comparisons: the limit register is set to where a flag must be
-// raised, and one unit further, where it must not.
+// Log2 code, forecast engine and risk against values worked out by hand from docs/numerics.md. The
+// device shows neither x nor m, so both are pinned between two comparisons: the limit register is
+// set to where a flag must be raised, and one unit further, where it must not.
 #include <gtest/gtest.h>
 
 #include "Vopd_top.h"

@@ -1,4 +1,5 @@
-// The planted fault of opd::rtl_mutant passes every assertion and shows in exactly the sample it should.
+// The planted fault of opd::rtl_mutant passes every assertion and shows in exactly the sample it
+// should.
 #include <gtest/gtest.h>
 
 #include "Vopd_top.h"

@@ -73,7 +73,8 @@ class Pins {
   std::vector<Seen> seen_;
 };
 
-/// For death tests, which read standard error: Verilator reports a failed assertion on standard output.
+/// For death tests, which read standard error: Verilator reports a failed assertion on standard
+/// output.
 inline void report_on_stderr() { dup2(STDERR_FILENO, STDOUT_FILENO); }
 
 /// Writes `bits` into element `lane` of a beat.

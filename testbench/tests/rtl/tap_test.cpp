@@ -65,7 +65,8 @@ class TapTest : public testing::Test {};
 using Taps = testing::Types<DefaultTap, SmallTap>;
 TYPED_TEST_SUITE(TapTest, Taps);
 
-// Each extreme alone in each lane, both signs; all other lanes are disabled and hold all ones (a NaN).
+// Each extreme alone in each lane, both signs; all other lanes are disabled and hold all ones (a
+// NaN).
 TYPED_TEST(TapTest, ClassifiesExtremesInEveryLane) {
   Pins<typename TypeParam::Model> pins;
   int compared = 0;
@@ -109,7 +110,8 @@ TYPED_TEST(TapTest, ClassifiesExtremesInEveryLane) {
                                             TypeParam::kWidth / 32));
 }
 
-// The definitions above, checked by hand once: FP16 {Inf, 65504, smallest subnormal, -0, 1.0} in one beat.
+// The definitions above, checked by hand once: FP16 {Inf, 65504, smallest subnormal, -0, 1.0} in
+// one beat.
 TEST(TapByHand, OneOfEachClass) {
   Pins<Vopd_top> pins;
   CycleInput input;
@@ -141,7 +143,8 @@ TEST(TapByHand, ElementIndexIsAPosition) {
       input.beat_valid = true;
       input.beat.descriptor.format = row.format;
       input.beat.last = beat == 2;
-      // Beat 0 is disabled as a whole; NaN in the last two lanes of beat 1, the lower of them disabled.
+      // Beat 0 is disabled as a whole; NaN in the last two lanes of beat 1, the lower of them
+      // disabled.
       input.beat.data.fill(beat == 2 ? 0 : 0xFF);
       input.beat.lane_enable = beat == 1 ? 1ull << (lanes - 1) : 0;
       pins.edge(input);

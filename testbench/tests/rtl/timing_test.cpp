@@ -1,4 +1,5 @@
-// The timing contract of docs/architecture.md: reaction, sideband, queue, drops, illegal completions, reset.
+// The timing contract of docs/architecture.md: reaction, sideband, queue, drops, illegal
+// completions, reset.
 #include <gtest/gtest.h>
 
 #include "Vopd_top.h"
@@ -68,9 +69,9 @@ TEST(Timing, SidebandWaitsForTap) {
   EXPECT_EQ(pins.seen()[1].record.seq, 1u);
 }
 
-// One completion per clock against one per two clocks. The first is pushed at edge k and popped at k + 1; from
-// then on the level rises by one at every second edge. With depth D it is full before push number 2D (from 0),
-// which meets WRITE and is dropped, and so is every second one after it.
+// One completion per clock against one per two clocks. The first is pushed at edge k and popped at
+// k + 1; from then on the level rises by one at every second edge. With depth D it is full before
+// push number 2D (from 0), which meets WRITE and is dropped, and so is every second one after it.
 template <class Model>
 void expect_drops(unsigned depth) {
   Pins<Model> pins;
@@ -102,7 +103,8 @@ TEST(Timing, FullQueueHoldsSidebandBack) {
   CycleInput input;
   input.stat_valid = true;
   input.statistic = finite(0, 0, 0x3C00);
-  // Push at 1 (level 1); push and pop at 2 (1); push at 3 (2: full); pop at 4 (1); push at 5 (2); pop at 6 ...
+  // Push at 1 (level 1); push and pop at 2 (1); push at 3 (2: full); pop at 4 (1); push at 5 (2);
+  // pop at 6 ...
   const bool want[] = {true, true, true, false, true, false, true, false};
   std::uint32_t accepted = 0;
   for (const bool ready : want) {

@@ -1,11 +1,13 @@
-// Testplan: CHK-01 (every field that a path can get wrong is named), CHK-03 (a fault planted in the RTL is found, at its
-// operator, step, seq, field and cycle), MET-01 (lead, alarms and downshifts on records written by hand).
-#include <cmath>
+// Testplan: CHK-01 (every field that a path can get wrong is named), CHK-03 (a fault planted in the
+// RTL is found, at its operator, step, seq, field and cycle), MET-01 (lead, alarms and downshifts
+// on records written by hand).
+#include "crosscheck.hpp"
 
 #include <gtest/gtest.h>
+
+#include <cmath>
 #include <systemc>
 
-#include "crosscheck.hpp"
 #include "metrics.hpp"
 #include "opd/trace/writer.hpp"
 #include "paths/cpu_path.hpp"
@@ -19,11 +21,12 @@ namespace {
 using namespace opd;
 using namespace opd::tb;
 
-/// Two operators over `steps` steps: "qk" doubles every fourth step until it overflows FP16, "norm" stays put. Elements are
-/// real for every step, so both go through the datapath.
+/// Two operators over `steps` steps: "qk" doubles every fourth step until it overflows FP16, "norm"
+/// stays put. Elements are real for every step, so both go through the datapath.
 trace::Trace growing_trace(std::size_t steps) {
   trace::TraceContent content{.name = "growing", .label = trace::Label::kGradual};
-  content.probes = {{.name = "qk", .format = Format::kFp16, .shape = {100}}, {.name = "norm", .format = Format::kFp16, .shape = {7}}};
+  content.probes = {{.name = "qk", .format = Format::kFp16, .shape = {100}},
+                    {.name = "norm", .format = Format::kFp16, .shape = {7}}};
   for (std::size_t s = 0; s < steps; ++s) {
     content.step.push_back(static_cast<std::int64_t>(s));
     content.raw_step.push_back(static_cast<std::int64_t>(s));
@@ -35,22 +38,31 @@ trace::Trace growing_trace(std::size_t steps) {
     for (std::size_t p = 0; p < 2; ++p) {
       auto& row = content.raw[content.probes[p].name];
       for (std::size_t k = 0; k < counts[p]; ++k) {
-        const std::uint16_t bits = k == 0 ? elements[p] : std::uint16_t{0x3800};  // one large element, the rest 0.5
+        const std::uint16_t bits =
+            k == 0 ? elements[p] : std::uint16_t{0x3800};  // one large element, the rest 0.5
         row.push_back(static_cast<std::byte>(bits & 0xFF));
         row.push_back(static_cast<std::byte>(bits >> 8));
       }
     }
-    content.max_abs.push_back(overflow ? 0.5f : std::ldexp(1.0f + static_cast<float>(s % 4) / 4.0f, static_cast<int>(s / 4)));
+    content.max_abs.push_back(
+        overflow ? 0.5f
+                 : std::ldexp(1.0f + static_cast<float>(s % 4) / 4.0f, static_cast<int>(s / 4)));
     content.max_abs.push_back(1.0f);
     content.nonfinite.push_back(overflow ? 1 : 0);
     content.nonfinite.push_back(0);
-    if (overflow && !content.first_bad) content.first_bad = trace::FirstBad{static_cast<std::uint32_t>(s), "qk"};
+    if (overflow && !content.first_bad)
+      content.first_bad = trace::FirstBad{static_cast<std::uint32_t>(s), "qk"};
   }
   return trace::Trace::parse(trace::serialize(content, "growing"), "growing");
 }
 
 TEST(CompareRecords, NamesTheFirstFieldThatDiffers) {
-  const OpRecord good{.seq = 7, .step = 3, .op = 2, .max_mag = 0x7BFF, .flags = flag_bit(Flag::kForecast), .risk = 128};
+  const OpRecord good{.seq = 7,
+                      .step = 3,
+                      .op = 2,
+                      .max_mag = 0x7BFF,
+                      .flags = flag_bit(Flag::kForecast),
+                      .risk = 128};
   const TapCounts counts{.element_count = 64};
   EXPECT_FALSE(compare_records("a", good, counts, "b", good, counts));
   const auto field_of = [&](const OpRecord& bad, const TapCounts& bad_counts) {
@@ -80,7 +92,8 @@ TEST(CompareRecords, NamesTheFirstFieldThatDiffers) {
 }
 
 TEST(CompareCycles, NamesThePinThatDiffers) {
-  const CycleOutput good{.stat_ready = true, .queue_level = 2, .queue_high_water = 3, .unseen_count = 1};
+  const CycleOutput good{
+      .stat_ready = true, .queue_level = 2, .queue_high_water = 3, .unseen_count = 1};
   const auto pin_of = [&](auto change) {
     CycleOutput bad = good;
     change(bad);
@@ -106,7 +119,8 @@ TEST(CompareStreams, AMissingRecordIsOneMismatchWhereverItIsMissing) {
     std::vector<Completion> two = three;
     two.erase(two.begin() + static_cast<std::ptrdiff_t>(gone));
     for (const bool left_lacks : {false, true}) {
-      const auto fewer = left_lacks ? compare_streams("rtl", two, "cpu", three) : compare_streams("rtl", three, "cpu", two);
+      const auto fewer = left_lacks ? compare_streams("rtl", two, "cpu", three)
+                                    : compare_streams("rtl", three, "cpu", two);
       EXPECT_EQ(fewer.compared, 2u);
       EXPECT_EQ(fewer.mismatches, 1u);
       ASSERT_TRUE(fewer.first && fewer.first->record);
@@ -137,8 +151,9 @@ TEST(PlantedFault, TheMutatedRtlIsNamedAtItsOperatorStepAndCycle) {
   EXPECT_EQ(result.cycles_compared, *d.cycle);
 }
 
-// Without bubbles. "qk" takes four beats, so the detection unit is idle when it completes: 4 cycles. "norm" takes one and
-// completes one clock later, while the unit, which takes a completion every two clocks, is at work: it waits one clock.
+// Without bubbles. "qk" takes four beats, so the detection unit is idle when it completes: 4
+// cycles. "norm" takes one and completes one clock later, while the unit, which takes a completion
+// every two clocks, is at work: it waits one clock.
 TEST(Lockstep, TheFaultlessRtlIsEqualAndDecidesFourCyclesAfterTheLastBeat) {
   const trace::Trace trace = growing_trace(80);
   const OperatorStream operators(trace, rtl_parameters().num_ops);
@@ -148,10 +163,13 @@ TEST(Lockstep, TheFaultlessRtlIsEqualAndDecidesFourCyclesAfterTheLastBeat) {
   EXPECT_FALSE(result.divergence);
   ASSERT_EQ(result.systemc.completions.size(), 160u);
   const PathResult cpu = run_cpu(operators, rtl_parameters(), {});
-  EXPECT_EQ(compare_streams("systemc", result.systemc.completions, "cpu", cpu.completions).mismatches, 0u);
+  EXPECT_EQ(
+      compare_streams("systemc", result.systemc.completions, "cpu", cpu.completions).mismatches,
+      0u);
   for (const Completion& completion : result.systemc.completions) {
     EXPECT_TRUE(completion.from_beats);
-    EXPECT_EQ(completion.record_cycle - completion.last_beat_cycle, completion.record.op == 0 ? 4u : 5u);
+    EXPECT_EQ(completion.record_cycle - completion.last_beat_cycle,
+              completion.record.op == 0 ? 4u : 5u);
   }
   EXPECT_EQ(result.systemc.beats, 80u * (4 + 1));  // 100 and 7 halves at 32 per beat
 }
@@ -160,18 +178,23 @@ TEST(Metrics, LeadCountsTheStepsForWhichAnAlarmHasBeenStanding) {
   const trace::Trace trace = growing_trace(80);
   const OperatorStream operators(trace, 256);
   std::vector<Completion> completions;
-  const auto say = [&](std::uint32_t step, std::uint16_t op, Mode mode, std::uint8_t risk, std::uint32_t nonfinite, Cause cause) {
-    completions.push_back({.record = {.seq = static_cast<std::uint32_t>(completions.size()), .step = step, .op = op,
-                                      .mode = static_cast<std::uint8_t>(mode), .nonfinite_count = nonfinite, .risk = risk,
+  const auto say = [&](std::uint32_t step, std::uint16_t op, Mode mode, std::uint8_t risk,
+                       std::uint32_t nonfinite, Cause cause) {
+    completions.push_back({.record = {.seq = static_cast<std::uint32_t>(completions.size()),
+                                      .step = step,
+                                      .op = op,
+                                      .mode = static_cast<std::uint8_t>(mode),
+                                      .nonfinite_count = nonfinite,
+                                      .risk = risk,
                                       .cause = static_cast<std::uint8_t>(cause)}});
   };
-  say(10, 0, Mode::kStable, 128, 0, Cause::kRisk);     // an alarm that is withdrawn
+  say(10, 0, Mode::kStable, 128, 0, Cause::kRisk);  // an alarm that is withdrawn
   say(20, 0, Mode::kFast, 0, 0, Cause::kRecovered);
-  say(30, 0, Mode::kStable, 130, 0, Cause::kRisk);     // the one that stands
+  say(30, 0, Mode::kStable, 130, 0, Cause::kRisk);  // the one that stands
   say(31, 1, Mode::kFast, 0, 0, Cause::kNone);
   say(40, 0, Mode::kStable, 0, 0, Cause::kNone);
   say(50, 0, Mode::kSafe, 255, 3, Cause::kNonfinite);
-  say(51, 0, Mode::kSafe, 255, 3, Cause::kEscalate);   // after the incident: no alarm any more
+  say(51, 0, Mode::kSafe, 255, 3, Cause::kEscalate);  // after the incident: no alarm any more
   const DetectionQuality quality = assess(operators, completions, {});
   ASSERT_EQ(quality.incidents.size(), 1u);
   ASSERT_TRUE(quality.first);
@@ -189,7 +212,10 @@ TEST(Metrics, NoAlarmBeforeTheIncidentIsNoLead) {
   const trace::Trace trace = growing_trace(80);
   const OperatorStream operators(trace, 256);
   std::vector<Completion> completions(1);
-  completions[0].record = {.step = 5, .mode = static_cast<std::uint8_t>(Mode::kStable), .nonfinite_count = 1, .risk = 255};
+  completions[0].record = {.step = 5,
+                           .mode = static_cast<std::uint8_t>(Mode::kStable),
+                           .nonfinite_count = 1,
+                           .risk = 255};
   const DetectionQuality quality = assess(operators, completions, {});
   ASSERT_TRUE(quality.first);
   EXPECT_EQ(quality.first->lead_steps, 0u);

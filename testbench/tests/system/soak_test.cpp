@@ -1,11 +1,11 @@
-// Testplan: SOAK-01 (rtl = systemc in every cycle, = cpu in every record, under stratified random stimulus).
-// Short by default; OPD_SOAK=full runs ten million beats and more (scripts/test --full).
+// Testplan: SOAK-01 (rtl = systemc in every cycle, = cpu in every record, under stratified random
+// stimulus). Short by default; OPD_SOAK=full runs ten million beats and more (scripts/test --full).
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-
-#include <gtest/gtest.h>
 #include <systemc>
 
 #include "crosscheck.hpp"
@@ -25,7 +25,8 @@ bool full_soak() {
   return text != nullptr && std::string(text) == "full";
 }
 
-/// The reference's view of the pins: gathers each operator's elements and says which completion gets which seq.
+/// The reference's view of the pins: gathers each operator's elements and says which completion
+/// gets which seq.
 class Reference {
  public:
   Reference(const DeviceParameters& parameters, const Config& config)
@@ -40,16 +41,20 @@ class Reference {
     const unsigned lanes = parameters_.datapath_width / 8 / width;
     open.bytes.insert(open.bytes.end(), reinterpret_cast<const std::byte*>(beat.data.data()),
                       reinterpret_cast<const std::byte*>(beat.data.data()) + lanes * width);
-    for (unsigned lane = 0; lane < lanes; ++lane) open.enabled.push_back(beat.lane_enable >> lane & 1u);
+    for (unsigned lane = 0; lane < lanes; ++lane)
+      open.enabled.push_back(beat.lane_enable >> lane & 1u);
     if (!beat.last) return;
     Statistic completion{.descriptor = beat.descriptor};
     if (static_cast<unsigned>(beat.descriptor.format) < kFormatNames.size()) {
-      completion.summary = ref::summarise_serial(beat.descriptor.format, open.bytes, open.enabled, parameters_.counter_width);
-      // The vectorised pass has no lane enables: it is held against the definition where all lanes but a tail are enabled.
+      completion.summary = ref::summarise_serial(beat.descriptor.format, open.bytes, open.enabled,
+                                                 parameters_.counter_width);
+      // The vectorised pass has no lane enables: it is held against the definition where all lanes
+      // but a tail are enabled.
       const auto tail = std::find(open.enabled.begin(), open.enabled.end(), 0);
       if (std::find(tail, open.enabled.end(), 1) == open.enabled.end()) {
         const auto elements = static_cast<std::size_t>(tail - open.enabled.begin());
-        ASSERT_EQ(completion.summary, ref::summarise(beat.descriptor.format, std::span(open.bytes).first(elements * width),
+        ASSERT_EQ(completion.summary, ref::summarise(beat.descriptor.format,
+                                                     std::span(open.bytes).first(elements * width),
                                                      parameters_.counter_width));
         ++vectorised;
       }
@@ -59,7 +64,8 @@ class Reference {
     open.enabled.clear();
   }
 
-  /// The record of completion `seq`; completions before it that had no record were never seen by the device.
+  /// The record of completion `seq`; completions before it that had no record were never seen by
+  /// the device.
   void expect(const CycleOutput& output) {
     const std::uint32_t seq = output.record.seq;
     ASSERT_LT(seq, pushed_.size());
@@ -70,12 +76,16 @@ class Reference {
     const auto record = cpu_.complete(seq, completion.descriptor, completion.summary);
     ASSERT_TRUE(record.has_value()) << "the device detected an illegal completion, seq " << seq;
     const std::uint64_t most = (std::uint64_t{1} << parameters_.counter_width) - 1;
-    const auto clamp = [&](std::uint32_t v) { return static_cast<std::uint32_t>(std::min<std::uint64_t>(v, most)); };
-    const TapCounts counts{clamp(completion.summary.element_count), clamp(completion.summary.subnormal_count),
+    const auto clamp = [&](std::uint32_t v) {
+      return static_cast<std::uint32_t>(std::min<std::uint64_t>(v, most));
+    };
+    const TapCounts counts{clamp(completion.summary.element_count),
+                           clamp(completion.summary.subnormal_count),
                            clamp(completion.summary.zero_count)};
-    const auto difference = compare_records("cpu", *record, counts, "systemc", output.record, output.counts);
-    ASSERT_FALSE(difference) << "seq " << seq << ": " << difference->field << ": cpu " << difference->left_value
-                             << ", systemc " << difference->right_value;
+    const auto difference =
+        compare_records("cpu", *record, counts, "systemc", output.record, output.counts);
+    ASSERT_FALSE(difference) << "seq " << seq << ": " << difference->field << ": cpu "
+                             << difference->left_value << ", systemc " << difference->right_value;
     ++compared;
   }
 
@@ -91,9 +101,12 @@ class Reference {
   static unsigned element_bytes(Format format) {
     switch (format) {
       case Format::kE4m3:
-      case Format::kE5m2: return 1;
-      case Format::kFp32: return 4;
-      default: return 2;
+      case Format::kE5m2:
+        return 1;
+      case Format::kFp32:
+        return 4;
+      default:
+        return 2;
     }
   }
   DeviceParameters parameters_;
@@ -113,8 +126,8 @@ Config restless() {
   return config;
 }
 
-void soak(PinDevice& rtl, const DeviceParameters& parameters, const Config& config, std::uint64_t fixed_seed,
-          std::uint64_t beats) {
+void soak(PinDevice& rtl, const DeviceParameters& parameters, const Config& config,
+          std::uint64_t fixed_seed, std::uint64_t beats) {
   const std::uint64_t seed = case_seed(fixed_seed);
   SCOPED_TRACE("reproduce: OPD_SEED=" + std::to_string(seed));
   rtl.reset();
@@ -132,8 +145,8 @@ void soak(PinDevice& rtl, const DeviceParameters& parameters, const Config& conf
     last = systemc.peek(input);
     ++cycles;
     const auto difference = compare_cycles("rtl", from_rtl, "systemc", last, cycles);
-    ASSERT_FALSE(difference) << "cycle " << cycles << ": " << difference->field << ": rtl " << difference->left_value
-                             << ", systemc " << difference->right_value;
+    ASSERT_FALSE(difference) << "cycle " << cycles << ": " << difference->field << ": rtl "
+                             << difference->left_value << ", systemc " << difference->right_value;
     ASSERT_NO_FATAL_FAILURE(reference.see(input, last.stat_ready));
     if (last.record_valid) {
       ASSERT_NO_FATAL_FAILURE(reference.expect(last));
@@ -159,11 +172,16 @@ void soak(PinDevice& rtl, const DeviceParameters& parameters, const Config& conf
   // The stimulus must have reached what the soak is for.
   EXPECT_GT(last.unseen_count, 0u) << "the op queue never overflowed";
   EXPECT_EQ(last.queue_high_water, parameters.queue_depth);
-  for (unsigned format = 0; format < kFormatNames.size(); ++format) EXPECT_GT(formats[format], 0u) << kFormatNames[format];
-  for (unsigned mode = 0; mode < kModeNames.size(); ++mode) EXPECT_GT(modes[mode], 0u) << kModeNames[mode];
-  for (unsigned cause = 0; cause < kCauseNames.size(); ++cause) EXPECT_GT(causes[cause], 0u) << kCauseNames[cause];
-  for (const Flag flag : {Flag::kForecast, Flag::kCritical, Flag::kJump, Flag::kNonfinite, Flag::kSaturated, Flag::kWarmup}) {
-    EXPECT_GT(flags[static_cast<std::size_t>(flag)], 0u) << kFlagNames[static_cast<std::size_t>(flag)];
+  for (unsigned format = 0; format < kFormatNames.size(); ++format)
+    EXPECT_GT(formats[format], 0u) << kFormatNames[format];
+  for (unsigned mode = 0; mode < kModeNames.size(); ++mode)
+    EXPECT_GT(modes[mode], 0u) << kModeNames[mode];
+  for (unsigned cause = 0; cause < kCauseNames.size(); ++cause)
+    EXPECT_GT(causes[cause], 0u) << kCauseNames[cause];
+  for (const Flag flag : {Flag::kForecast, Flag::kCritical, Flag::kJump, Flag::kNonfinite,
+                          Flag::kSaturated, Flag::kWarmup}) {
+    EXPECT_GT(flags[static_cast<std::size_t>(flag)], 0u)
+        << kFlagNames[static_cast<std::size_t>(flag)];
   }
 }
 
@@ -171,10 +189,12 @@ TEST(Soak, DefaultDevice) {
   soak(*make_rtl_device({}), rtl_parameters(), {}, 0x50A0001, full_soak() ? 6'000'000 : 300'000);
 }
 TEST(Soak, DefaultDeviceShortTimers) {
-  soak(*make_rtl_device(restless()), rtl_parameters(), restless(), 0x50A0002, full_soak() ? 6'000'000 : 300'000);
+  soak(*make_rtl_device(restless()), rtl_parameters(), restless(), 0x50A0002,
+       full_soak() ? 6'000'000 : 300'000);
 }
 TEST(Soak, SmallDeviceWithNarrowCounters) {
-  soak(*make_small_rtl_device(restless()), kSmallDevice, restless(), 0x50A0003, full_soak() ? 3'000'000 : 300'000);
+  soak(*make_small_rtl_device(restless()), kSmallDevice, restless(), 0x50A0003,
+       full_soak() ? 3'000'000 : 300'000);
 }
 
 }  // namespace

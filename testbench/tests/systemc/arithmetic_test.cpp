@@ -1,5 +1,5 @@
-// The model's arithmetic against docs/numerics.md and docs/controller.md: values worked out by hand or from the
-// formula, and statistics by value in floating point.
+// The model's arithmetic against docs/numerics.md and docs/controller.md: values worked out by hand
+// or from the formula, and statistics by value in floating point.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -544,8 +544,8 @@ TEST(SystemcParameters, EveryConfigFieldIsChecked) {
       ++compared;
     }
   }
-  // 5 limits * 2, baseline_shift 2, forecast_headroom, critical_headroom, jump_threshold and forecast_shift above,
-  // 2 thresholds and 2 timers below.
+  // 5 limits * 2, baseline_shift 2, forecast_headroom, critical_headroom, jump_threshold and
+  // forecast_shift above, 2 thresholds and 2 timers below.
   EXPECT_EQ(compared, 10 + 2 + 4 + 4);
 }
 

@@ -1,4 +1,5 @@
-// The device's timing, edge by edge, against docs/architecture.md, and what its pins do to bad input.
+// The device's timing, edge by edge, against docs/architecture.md, and what its pins do to bad
+// input.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -81,7 +82,8 @@ TEST(SystemcDeviceTiming, TheSidebandWaitsForTheTap) {
   CycleInput input = statistic_input(fp16(1));
   input.beat_valid = true;
   input.beat = make_beat(fp16(0), {kOne}, true);
-  // Edge 0 takes statistic and beat; edge 1 folds the beat and must not take a second statistic; edge 2 takes it.
+  // Edge 0 takes statistic and beat; edge 1 folds the beat and must not take a second statistic;
+  // edge 2 takes it.
   EXPECT_TRUE(bench.edge(input).stat_ready);
   input.beat_valid = false;
   input.statistic.descriptor.op = 2;
@@ -107,8 +109,9 @@ TEST(SystemcDeviceTiming, OneCompletionPerTwoCycles) {
 
 TEST(SystemcDeviceTiming, AFullQueueDropsAndCounts) {
   DeviceBench bench({.queue_depth = 2});
-  // Eight last beats at edges 0..7 are pushed at 1..8. Pops are at 2, 4, 6, 8: a push at the edge of a pop is taken even
-  // when the queue is full, so 5 and 7 find it full and completions 4 and 6 are lost.
+  // Eight last beats at edges 0..7 are pushed at 1..8. Pops are at 2, 4, 6, 8: a push at the edge
+  // of a pop is taken even when the queue is full, so 5 and 7 find it full and completions 4 and 6
+  // are lost.
   std::vector<int> levels;
   std::vector<unsigned> unseen;
   for (std::uint16_t op = 0; op < 8; ++op) {
@@ -132,8 +135,8 @@ TEST(SystemcDeviceTiming, AFullQueueDropsAndCounts) {
 
 TEST(SystemcDeviceTiming, AFullQueueHoldsTheSidebandUp) {
   DeviceBench bench({.queue_depth = 1});
-  // Depth 1: a statistic is taken at 0 and popped at 1, when the queue still counts as full for the handshake. So one
-  // is taken at 2, and popped at 3, and so on.
+  // Depth 1: a statistic is taken at 0 and popped at 1, when the queue still counts as full for the
+  // handshake. So one is taken at 2, and popped at 3, and so on.
   std::vector<bool> ready;
   for (int i = 0; i < 8; ++i) ready.push_back(bench.edge(statistic_input(fp16(0))).stat_ready);
   EXPECT_EQ(ready, (std::vector<bool>{true, false, true, false, true, false, true, false}));
@@ -377,7 +380,8 @@ TEST(SystemcDevice, RecordsFollowTheOperatorsHistory) {
   };
   std::uint32_t step = 0;
   for (; step < 16; ++step) EXPECT_EQ(sample(step, kOne).flags, flag_bit(Flag::kWarmup)) << step;
-  // 16.0: x = 129, d = 4 * 129 - 4 = 512 > 384. Two jumps: FAST to STABLE; 128 < risk_safe, so no further.
+  // 16.0: x = 129, d = 4 * 129 - 4 = 512 > 384. Two jumps: FAST to STABLE; 128 < risk_safe, so no
+  // further.
   OpRecord record = sample(step++, 0x4C00);
   EXPECT_EQ(record.flags, flag_bit(Flag::kJump));
   EXPECT_EQ(record.risk, 128);

@@ -99,8 +99,8 @@ inline TapSummary summary_by_value(Format format, std::span<const std::byte> byt
   return summary_by_value(format, bytes, [](std::size_t) { return true; });
 }
 
-/// `count` random elements. Most are ordinary bit patterns below the limit; zeros, subnormals, values at the limit and
-/// non-finite ones are mixed in unless `tame`.
+/// `count` random elements. Most are ordinary bit patterns below the limit; zeros, subnormals,
+/// values at the limit and non-finite ones are mixed in unless `tame`.
 inline std::vector<std::byte> random_elements(std::mt19937_64& rng, Format format,
                                               std::size_t count, bool tame) {
   const Layout layout = layout_of(format);

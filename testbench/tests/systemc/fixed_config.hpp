@@ -1,5 +1,6 @@
 #pragma once
-// The configuration that values worked out by hand depend on, so that tuning a reset value changes no expectation.
+// The configuration that values worked out by hand depend on, so that tuning a reset value changes
+// no expectation.
 #include "opd/types/registers.hpp"
 
 namespace opd::tb {

@@ -62,7 +62,8 @@ class LooselyTimedBench {
 
 class SystemcLooselyTimedRandom : public testing::TestWithParam<unsigned> {};
 
-// The cycle-accurate pair runs first; its operators then run loosely timed in the order of their completions.
+// The cycle-accurate pair runs first; its operators then run loosely timed in the order of their
+// completions.
 TEST_P(SystemcLooselyTimedRandom, RecordsEqualTheCycleAccurateOnes) {
   const unsigned streams = GetParam();
   const std::uint64_t seed = case_seed(900 + streams);

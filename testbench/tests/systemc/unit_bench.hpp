@@ -1,5 +1,6 @@
 #pragma once
-// The vector unit in front of the device, driven one rising edge at a time, and everything they report.
+// The vector unit in front of the device, driven one rising edge at a time, and everything they
+// report.
 #include <cstdint>
 #include <deque>
 #include <systemc>
@@ -81,11 +82,13 @@ class UnitBench {
     ++edges;
   }
 
-  /// Runs until the unit is done and its records are out; false when that takes more than `limit` edges.
+  /// Runs until the unit is done and its records are out; false when that takes more than `limit`
+  /// edges.
   bool run(std::uint64_t limit = 1'000'000) {
     for (std::uint64_t i = 0; i < limit; ++i) {
       if (done_.read()) {
-        // The last beat is folded one edge after it was sampled; from then on a completion takes two edges.
+        // The last beat is folded one edge after it was sampled; from then on a completion takes
+        // two edges.
         for (int drain = 0; drain < 2 * 256 + 8; ++drain) edge();
         return true;
       }
@@ -144,7 +147,8 @@ struct OperationList {
   std::deque<std::vector<std::byte>> memory;
   std::vector<sc::Operation> operations;
 
-  /// Tags are positions in the list. Ops 0..num_ops-1, now and then an illegal one; steps grow by 0 or 1.
+  /// Tags are positions in the list. Ops 0..num_ops-1, now and then an illegal one; steps grow by 0
+  /// or 1.
   static OperationList random(std::mt19937_64& rng, std::size_t count, unsigned num_ops,
                               std::size_t max_bytes) {
     OperationList list;

@@ -45,7 +45,8 @@ TEST_P(SystemcVectorUnitLatency, DealSelectIssueLanesWriteBack) {
   const auto elements = ones(3);
   UnitBench bench({operation(1, elements, 42)}, {.lane_latency = latency});
   ASSERT_TRUE(bench.run());
-  // Deal 0, select 1, issue 2, on the bus after 2 + latency, sampled one edge later, and two more beats behind it.
+  // Deal 0, select 1, issue 2, on the bus after 2 + latency, sampled one edge later, and two more
+  // beats behind it.
   EXPECT_EQ(bench.completions,
             (std::vector<ReportedCompletion>{{42, 2, 3 + latency + 2, Mode::kFast}}));
   ASSERT_EQ(bench.beats.size(), 3u);
@@ -139,15 +140,16 @@ TEST(SystemcVectorUnit, AnOperatorWithoutElementsIsOneEmptyBeat) {
 
 TEST(SystemcVectorUnit, AStatisticIsHeldUntilReadyAndBlocksItsStreamOnly) {
   const auto elements = ones(1);
-  // Context 0: a statistic, then an operator. Context 1: operators. Depth 1 and a beat per clock keep the queue full.
+  // Context 0: a statistic, then an operator. Context 1: operators. Depth 1 and a beat per clock
+  // keep the queue full.
   std::vector<Operation> operations = {operation(0, elements, 0), operation(1, elements, 1),
                                        statistic(2, 2),           operation(3, elements, 3),
                                        operation(4, elements, 4), operation(5, elements, 5)};
   UnitBench bench(operations, {.lane_latency = 2, .streams = 2}, {.queue_depth = 1});
   ASSERT_TRUE(bench.run());
-  // Selected: 0 at 1, 1 at 2, the statistic at 3, 3 at 4. Then context 0 waits, and its turn holds up
-  // the dealing of 4 and 5. Pushed: 0 at 6, 1 at 7, 3 at 9. Popped: 7, 9, 11. So the queue is full
-  // before each of the edges 7..11, and 12 is the first that takes the statistic.
+  // Selected: 0 at 1, 1 at 2, the statistic at 3, 3 at 4. Then context 0 waits, and its turn holds
+  // up the dealing of 4 and 5. Pushed: 0 at 6, 1 at 7, 3 at 9. Popped: 7, 9, 11. So the queue is
+  // full before each of the edges 7..11, and 12 is the first that takes the statistic.
   std::map<std::uint64_t, std::uint64_t> last;
   for (const ReportedCompletion& completion : bench.completions)
     last[completion.tag] = completion.last_beat_cycle;
@@ -184,8 +186,9 @@ TEST(SystemcVectorUnit, AnOperatorRunsWithTheModeOfItsIssueEdge) {
   bad[0] = std::byte{0x00};
   bad[1] = std::byte{0x7C};  // an infinity
   const auto filler = ones(1);
-  // lane_latency 1: operator 0 is issued at 2, sampled at 4 and its new mode can be used from edge 8 on.
-  // Operators are issued one per edge, so op 7 reads its old mode at 3..7 and the new one at 8.
+  // lane_latency 1: operator 0 is issued at 2, sampled at 4 and its new mode can be used from edge
+  // 8 on. Operators are issued one per edge, so op 7 reads its old mode at 3..7 and the new one at
+  // 8.
   std::vector<Operation> operations = {operation(7, bad, 0)};
   for (std::uint64_t tag = 1; tag <= 8; ++tag) operations.push_back(operation(7, filler, tag));
   UnitBench bench(operations, {.lane_latency = 1}, {.queue_depth = 16});

@@ -1,4 +1,5 @@
-// Every rule of docs/formats.md "Trace", each broken once: the error must name file, field, fault and remedy.
+// Every rule of docs/formats.md "Trace", each broken once: the error must name file, field, fault
+// and remedy.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,5 +1,6 @@
 #pragma once
-// One file per rule of the format, each broken in one place, and the words that both readers must say.
+// One file per rule of the format, each broken in one place, and the words that both readers must
+// say.
 #include <cstddef>
 #include <string>
 #include <vector>

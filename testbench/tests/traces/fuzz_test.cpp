@@ -1,4 +1,5 @@
-// Mutations of a valid file: the reader gives a trace that can be read in full, or a TraceError, and nothing else.
+// Mutations of a valid file: the reader gives a trace that can be read in full, or a TraceError,
+// and nothing else.
 #include <gtest/gtest.h>
 
 #include <algorithm>

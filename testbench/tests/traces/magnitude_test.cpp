@@ -1,4 +1,5 @@
-// magnitude_bits against the definition of the formats: every finite value, every half-way point and its neighbours.
+// magnitude_bits against the definition of the formats: every finite value, every half-way point
+// and its neighbours.
 #include "opd/trace/magnitude.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// What is written is read back, at any alignment; the derived values follow docs/formats.md "Replay of a probe at a step".
+// What is written is read back, at any alignment; the derived values follow docs/formats.md "Replay
+// of a probe at a step".
 #include <gtest/gtest.h>
 
 #include <cmath>

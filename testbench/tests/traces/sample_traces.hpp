@@ -7,7 +7,8 @@
 
 namespace opd::tb {
 
-/// A small trace with every member of the format: 4 steps, one probe per element format, 2 raw steps.
+/// A small trace with every member of the format: 4 steps, one probe per element format, 2 raw
+/// steps.
 trace::TraceContent sample_trace();
 
 /// Any valid trace: 1..6 steps, 1..5 probes, optional members there or not, any finite values.

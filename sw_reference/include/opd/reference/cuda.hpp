@@ -26,8 +26,8 @@ enum class Memory { kHost, kDevice };
 /// default of either is empty, so a ready statistic has no elements and a tensor has no statistic.
 struct Completion {
   OpDescriptor descriptor;
-  std::span<const std::byte>
-      elements;  ///< packed, little endian; on the device a multiple of the element size
+  /// Packed, little endian; on the device a multiple of the element size
+  std::span<const std::byte> elements;
   TapSummary statistic;
 };
 

@@ -2,7 +2,8 @@
 // One completion through the detection unit: forecast, risk, controller, record.
 //
 //   cost   : about 30 integer operations and 12 bytes of state per operator
-//   order  : completions of one operator must come in seq order; different operators are independent
+//   order  : completions of one operator must come in seq order; different operators are
+//            independent
 //   source : docs/numerics.md, docs/controller.md, docs/formats.md "OpRecord"
 #include <type_traits>
 

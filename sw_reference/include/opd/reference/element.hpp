@@ -15,8 +15,8 @@ struct FormatLayout {
   unsigned exponent_bits;
   unsigned significand_bits;
   int bias;
-  std::uint32_t
-      max_finite;  ///< bits of the largest finite magnitude; every larger magnitude is Inf or NaN
+  /// Bits of the largest finite magnitude; every larger magnitude is Inf or NaN.
+  std::uint32_t max_finite;
 
   OPD_HOST_DEVICE constexpr unsigned width() const { return 1 + exponent_bits + significand_bits; }
   OPD_HOST_DEVICE constexpr unsigned bytes() const { return width() / 8; }

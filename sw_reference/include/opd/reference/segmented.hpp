@@ -47,8 +47,8 @@ struct BatchPlan {
   std::vector<Segment> segments;           ///< by operator, then by seq
   std::vector<Chunk> chunks;               ///< by segment
   std::vector<std::uint32_t> chunk_begin;  ///< first chunk of every segment, and the end
-  std::vector<std::uint32_t>
-      op_begin;  ///< first segment of every operator in the batch, and the end
+  /// First segment of every operator in the batch, and the end
+  std::vector<std::uint32_t> op_begin;
 };
 
 /// Plans a batch of legal completions given in seq order. chunk_bytes: a multiple of 16.

@@ -109,8 +109,8 @@ OPD_HOST_DEVICE inline std::uint32_t load_element(const std::byte* address) {
 }
 
 /// Summary of the elements that thread `thread` of `num_threads` reads: 16-byte loads side by side
-/// with its neighbours', four in flight. What lies before and after the aligned middle is fewer than
-/// 16 elements each, one per thread.
+/// with its neighbours', four in flight. What lies before and after the aligned middle is fewer
+/// than 16 elements each, one per thread.
 ///
 /// Shape : `count` elements (fewer than 2^32) at `elements`, a multiple of the element size; the
 ///         first has index first_index. num_threads >= 16.

@@ -1,6 +1,6 @@
 #pragma once
-// Parameters and pins of the device as plain data. rtl/opd_top.sv and systemc/ implement the same pins;
-// docs/architecture.md gives the cycle of every output.
+// Parameters and pins of the device as plain data. rtl/opd_top.sv and systemc/ implement the same
+// pins; docs/architecture.md gives the cycle of every output.
 #include <array>
 #include <cstdint>
 
@@ -20,9 +20,9 @@ struct DeviceParameters {
 
 inline constexpr unsigned kMaxBeatBytes = 64;
 
-/// One clock of vector-unit output. Element k of the beat occupies bits [k*w +: w] of data (w = element width,
-/// data[0] holds bits 7..0) and counts when lane_enable bit k is set. lane_enable bits past the last element
-/// of the format are ignored.
+/// One clock of vector-unit output. Element k of the beat occupies bits [k*w +: w] of data (w =
+/// element width, data[0] holds bits 7..0) and counts when lane_enable bit k is set. lane_enable
+/// bits past the last element of the format are ignored.
 struct Beat {
   OpDescriptor descriptor;
   std::uint8_t stream = 0;
@@ -32,7 +32,8 @@ struct Beat {
   bool operator==(const Beat&) const = default;
 };
 
-/// A completion whose elements never pass the tap (a fused kernel's intermediate, a statistics-only trace).
+/// A completion whose elements never pass the tap (a fused kernel's intermediate, a statistics-only
+/// trace).
 struct Statistic {
   OpDescriptor descriptor;
   TapSummary summary;
@@ -43,21 +44,21 @@ struct Statistic {
 struct CycleInput {
   bool beat_valid = false;
   bool stat_valid = false;
-  std::uint16_t mode_op = 0;      ///< operator whose mode the vector unit reads
-  Beat beat;                      ///< ignored unless beat_valid
-  Statistic statistic;            ///< ignored unless stat_valid; taken when stat_ready
+  std::uint16_t mode_op = 0;  ///< operator whose mode the vector unit reads
+  Beat beat;                  ///< ignored unless beat_valid
+  Statistic statistic;        ///< ignored unless stat_valid; taken when stat_ready
 };
 
 /// Outputs in the cycle that ends with that edge.
 struct CycleOutput {
   bool record_valid = false;
   bool stat_ready = false;
-  Mode mode = Mode::kFast;        ///< of mode_op
+  Mode mode = Mode::kFast;  ///< of mode_op
   std::uint8_t queue_level = 0;
   std::uint8_t queue_high_water = 0;
-  std::uint32_t unseen_count = 0; ///< completions that the detection unit never saw
-  OpRecord record;                ///< not compared unless record_valid
-  TapCounts counts;               ///< not compared unless record_valid
+  std::uint32_t unseen_count = 0;  ///< completions that the detection unit never saw
+  OpRecord record;                 ///< not compared unless record_valid
+  TapCounts counts;                ///< not compared unless record_valid
   bool operator==(const CycleOutput&) const = default;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// The data that travel between the paths: what the tap saw of one operator, and what the detection unit
-// said about it. Layouts are fixed (docs/formats.md); every path produces exactly these bytes.
+// The data that travel between the paths: what the tap saw of one operator, and what the detection
+// unit said about it. Layouts are fixed (docs/formats.md); every path produces exactly these bytes.
 #include <cstdint>
 #include <type_traits>
 
@@ -8,24 +8,28 @@
 
 namespace opd {
 
-inline constexpr std::uint32_t kNoElement = 0xFFFFFFFFu;  ///< first_nonfinite when every element is finite
+/// First_nonfinite when every element is finite
+inline constexpr std::uint32_t kNoElement = 0xFFFFFFFFu;
 
 /// What the operator is, constant from its first beat to its last.
 struct OpDescriptor {
-  std::uint16_t op = 0;                ///< operator id, 0..num_ops-1
-  Format format = Format::kFp16;       ///< element format of its output
-  std::uint32_t step = 0;              ///< training step
-  std::int8_t scale_log2 = 0;          ///< log2 of a power of two multiplied into the output (loss scale), else 0
+  std::uint16_t op = 0;           ///< operator id, 0..num_ops-1
+  Format format = Format::kFp16;  ///< element format of its output
+  std::uint32_t step = 0;         ///< training step
+  /// Log2 of a power of two multiplied into the output (loss scale), else 0
+  std::int8_t scale_log2 = 0;
   bool operator==(const OpDescriptor&) const = default;
 };
 
-/// The tap's statistic over the enabled elements of one operator output. Counters saturate (docs/numerics.md).
+/// The tap's statistic over the enabled elements of one operator output. Counters saturate
+/// (docs/numerics.md).
 struct TapSummary {
-  std::uint32_t max_mag = 0;           ///< bits of the largest finite magnitude, sign removed; 0 when there is none
+  /// Bits of the largest finite magnitude, sign removed; 0 when there is none
+  std::uint32_t max_mag = 0;
   std::uint32_t element_count = 0;
   std::uint32_t nonfinite_count = 0;
   std::uint32_t first_nonfinite = kNoElement;  ///< element index
-  std::uint32_t saturated_count = 0;   ///< |x| equals the largest finite value
+  std::uint32_t saturated_count = 0;           ///< |x| equals the largest finite value
   std::uint32_t subnormal_count = 0;
   std::uint32_t zero_count = 0;
   bool operator==(const TapSummary&) const = default;
@@ -33,18 +37,18 @@ struct TapSummary {
 
 /// One completion as every path reports it: 32 bytes, little endian.
 struct OpRecord {
-  std::uint32_t seq = 0;               ///< completion number, counted from 0
+  std::uint32_t seq = 0;  ///< completion number, counted from 0
   std::uint32_t step = 0;
   std::uint16_t op = 0;
-  std::uint8_t format = 0;             ///< Format
-  std::uint8_t mode = 0;               ///< Mode in force for the operator's next execution
+  std::uint8_t format = 0;  ///< Format
+  std::uint8_t mode = 0;    ///< Mode in force for the operator's next execution
   std::uint32_t max_mag = 0;
   std::uint32_t nonfinite_count = 0;
   std::uint32_t first_nonfinite = kNoElement;
   std::uint32_t saturated_count = 0;
-  std::uint16_t flags = 0;             ///< bit i is Flag i
+  std::uint16_t flags = 0;  ///< bit i is Flag i
   std::uint8_t risk = 0;
-  std::uint8_t cause = 0;              ///< Cause of the mode change
+  std::uint8_t cause = 0;  ///< Cause of the mode change
   bool operator==(const OpRecord&) const = default;
 };
 static_assert(sizeof(OpRecord) == 32 && std::is_trivially_copyable_v<OpRecord>);
@@ -61,6 +65,7 @@ constexpr std::uint16_t flag_bit(Flag flag) {
   return static_cast<std::uint16_t>(1u << static_cast<unsigned>(flag));
 }
 /// Flags that break a quiet period: all but WARMUP, which is a status.
-inline constexpr std::uint16_t kAlarmFlags = static_cast<std::uint16_t>(0xFFu & ~flag_bit(Flag::kWarmup));
+inline constexpr std::uint16_t kAlarmFlags =
+    static_cast<std::uint16_t>(0xFFu & ~flag_bit(Flag::kWarmup));
 
 }  // namespace opd

@@ -1,10 +1,12 @@
 #pragma once
 // Reader of the safetensors container (https://github.com/huggingface/safetensors): u64 header
-// length, JSON header, raw tensor data. Zero copy: tensors are spans into a read-only map of the file.
+// length, JSON header, raw tensor data. Zero copy: tensors are spans into a read-only map of the
+// file.
 //
 //   validated : everything a container can get wrong (docs/formats.md "Trace", last paragraph),
 //               before open() returns; no later access can leave the data
-//   alignment : tensor data may start at any byte, so spans are of bytes; read values with load<T>()
+//   alignment : tensor data may start at any byte, so spans are of bytes; read values with
+//               load<T>()
 //   lifetime  : spans live as long as the file object or a copy of it. The file must not be
 //               shortened while it is mapped: POSIX answers an access past the new end with SIGBUS
 #include <cstddef>

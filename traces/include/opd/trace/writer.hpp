@@ -1,5 +1,6 @@
 #pragma once
-// Writer of trace files, for tools and tests. Captures are written by its twin, opd.trace in Python.
+// Writer of trace files, for tools and tests. Captures are written by its twin, opd.trace in
+// Python.
 //
 //   deterministic : the same content gives the same bytes, in both languages: JSON keys sorted, no
 //                   white space, header padded with spaces to 8 bytes, tensors in the order of the
@@ -38,8 +39,8 @@ struct TraceContent {
   std::vector<float> loss, grad_norm, lr, loss_scale;    ///< optional
 
   std::vector<std::int64_t> raw_step;  ///< optional
-  std::map<std::string, std::vector<std::byte>>
-      raw;  ///< by probe name: raw_step.size() rows of elements
+  /// By probe name: raw_step.size() rows of elements
+  std::map<std::string, std::vector<std::byte>> raw;
 };
 
 /// The bytes of a trace file. `file` is the name that errors carry. Throws TraceError when the
