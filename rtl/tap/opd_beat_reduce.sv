@@ -42,6 +42,8 @@ module opd_beat_reduce #(
   localparam int unsigned NumContainers = (DatapathWidth + 63) / 64;
   // Leaves of the reduction tree; those past the last container hold no element.
   localparam int unsigned NumLeaves     = 1 << $clog2(NumContainers);
+  // Bytes that the beat has; the tree may have room for more.
+  localparam container_t  BytesOfBeat   = ~64'd0 >> (64 - DatapathWidth / 8);
 
   // Moves bit k to bit 2k. Wires only, written as swaps of halves: log2 instead of 32 steps.
   function automatic container_t spread(logic [31:0] bits);
@@ -152,7 +154,7 @@ module opd_beat_reduce #(
       default: byte_en = '0;
     endcase
     lsb       = sign >> sign_index;
-    byte_en_t = transpose(byte_en);
+    byte_en_t = transpose(byte_en & BytesOfBeat);  // lane bits past the last element are ignored
 
     first_flags     = '0;
     first_container = '0;

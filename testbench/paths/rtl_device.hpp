@@ -108,6 +108,9 @@ class RtlDevice final : public PinDevice {
     model_->clk_i = 0;
   }
 
+  /// Edges since reset release.
+  [[nodiscard]] std::uint64_t cycle() const { return cycle_; }
+
   /// drive() + edge() without reading outputs: what a bare simulation of the device costs.
   void run_cycle(const CycleInput& input) {
     drive(input);
