@@ -177,7 +177,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
       progress(fmt::format("{} {}: lockstep {} of {} operators", heading, result.name, done,
                            operators.size()));
     };
-    LockstepResult lockstep = simulation->run_lockstep(operators, rtl.get(), {}, on_progress);
+    LockstepResult lockstep = simulation->run_lockstep(operators, rtl.get(), on_progress);
     order = completion_order(lockstep.systemc);
     measure_reaction(lockstep.systemc, result);
     result.beats_compared = lockstep.systemc.beats;

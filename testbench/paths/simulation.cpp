@@ -5,10 +5,9 @@
 #include <systemc>
 #include <tlm>
 
-#include "opd/sc/device.hpp"
+#include "opd/sc/device_signals.hpp"
 #include "opd/sc/loosely_timed_device.hpp"
 #include "opd/sc/loosely_timed_unit.hpp"
-#include "opd/sc/vector_unit.hpp"
 #include "paths/cpu_path.hpp"
 
 namespace opd::tb {
@@ -84,63 +83,26 @@ struct Simulation::Modules : public sc_core::sc_module {
               lt_issued.push_back({tag, 0, mode_at_issue});
             }),
         lt_device("lt_device", options.device, options.loosely_timed_config) {
-    clock.clk(clk);
-    unit.clk(clk);
-    unit.rst_n(rst_n);
-    unit.beat_valid(beat_valid);
-    unit.beat(beat);
-    unit.stat_valid(stat_valid);
-    unit.statistic(statistic);
-    unit.stat_ready(stat_ready);
-    unit.mode_op(mode_op);
-    unit.mode(mode);
+    clock.clk(pins.clk);
+    pins.bind(unit);
     unit.done(done);
-    device.clk(clk);
-    device.rst_n(rst_n);
-    device.beat_valid(beat_valid);
-    device.beat(beat);
-    device.stat_valid(stat_valid);
-    device.statistic(statistic);
-    device.stat_ready(stat_ready);
-    device.mode_op(mode_op);
-    device.mode(mode);
-    device.record_valid(record_valid);
-    device.record(record);
-    device.counts(counts);
-    device.queue_level(queue_level);
-    device.queue_high_water(queue_high_water);
-    device.unseen_count(unseen_count);
+    pins.bind(device);
     lt_unit.socket.bind(lt_device.socket);
 
     SC_METHOD(monitor_);
     dont_initialize();
-    sensitive << clk.negedge_event();
+    sensitive << pins.clk.negedge_event();
   }
 
   void monitor_() {
-    if (!rst_n.read()) {
+    if (!pins.rst_n.read()) {
       // Two cycles of reset, then one edge that nothing happens at: edge 0 of the run.
-      if (++reset_cycles == 2) rst_n.write(true);
+      if (++reset_cycles == 2) pins.rst_n.write(true);
       return;
     }
     ++cycle;
-    input.beat_valid = beat_valid.read();
-    input.stat_valid = stat_valid.read();
-    input.mode_op = mode_op.read();
-    if (input.beat_valid) input.beat = beat.read();
-    if (input.stat_valid) input.statistic = statistic.read();
-    CycleOutput out;
-    out.record_valid = record_valid.read();
-    out.stat_ready = stat_ready.read();
-    out.mode = mode.read();
-    out.queue_level = static_cast<std::uint8_t>(queue_level.read());
-    out.queue_high_water = static_cast<std::uint8_t>(queue_high_water.read());
-    out.unseen_count = unseen_count.read();
-    if (out.record_valid) {
-      out.record = record.read();
-      out.counts = counts.read();
-    }
-    if (observe) observe(input);
+    pins.read(input);
+    const CycleOutput out = pins.outputs();
     note_pushes_();
     note_record_(out, result.systemc);
     if (on_progress && out.record_valid && result.systemc.completions.size() % 8192 == 0) {
@@ -156,7 +118,7 @@ struct Simulation::Modules : public sc_core::sc_module {
   /// Completions in the order of their seq: a statistic accepted at an edge is pushed at that edge,
   /// a last beat one later.
   void note_pushes_() {
-    if (input.stat_valid && stat_ready.read()) push_cycles.push_back({cycle, false});
+    if (input.stat_valid && pins.stat_ready.read()) push_cycles.push_back({cycle, false});
     if (input.beat_valid) {
       ++result.systemc.beats;
       if (input.beat.last) push_cycles.push_back({cycle, true});
@@ -233,17 +195,8 @@ struct Simulation::Modules : public sc_core::sc_module {
             .tag = tag};
   }
 
-  sc_core::sc_signal<bool> clk{"clk"}, rst_n{"rst_n"}, beat_valid{"beat_valid"},
-      stat_valid{"stat_valid"}, stat_ready{"stat_ready"}, record_valid{"record_valid"},
-      done{"done"};
-  sc_core::sc_signal<Beat> beat{"beat"};
-  sc_core::sc_signal<Statistic> statistic{"statistic"};
-  sc_core::sc_signal<std::uint16_t> mode_op{"mode_op"};
-  sc_core::sc_signal<Mode> mode{"mode"};
-  sc_core::sc_signal<OpRecord> record{"record"};
-  sc_core::sc_signal<TapCounts> counts{"counts"};
-  sc_core::sc_signal<unsigned> queue_level{"queue_level"}, queue_high_water{"queue_high_water"},
-      unseen_count{"unseen_count"};
+  sc::DeviceSignals pins;
+  sc_core::sc_signal<bool> done{"done"};
 
   GatedClock clock;
   sc::VectorUnit unit;
@@ -256,7 +209,6 @@ struct Simulation::Modules : public sc_core::sc_module {
   std::size_t next_tag = 0;
   unsigned reset_cycles = 0;
   PinDevice* rtl = nullptr;
-  std::function<void(const CycleInput&)> observe;
   std::function<void(std::size_t)> on_progress;
   std::uint64_t cycle = 0;
   unsigned idle_cycles = 0;
@@ -281,14 +233,12 @@ Simulation::Simulation(const SimulationOptions& options)
 Simulation::~Simulation() = default;
 
 LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevice* rtl,
-                                        const std::function<void(const CycleInput&)>& observe,
                                         const std::function<void(std::size_t)>& on_progress) {
   Modules& m = *modules_;
   m.operators = &operators;
   m.next_tag = 0;
   m.reset_cycles = 0;
   m.rtl = rtl;
-  m.observe = observe;
   m.on_progress = on_progress;
   m.cycle = 0;
   m.idle_cycles = 0;
@@ -300,7 +250,7 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
   m.result.systemc.path = "systemc";
   if (rtl != nullptr) rtl->reset();
 
-  m.rst_n.write(false);
+  m.pins.rst_n.write(false);
   m.clock.start();
   const auto start = Clock::now();
   sc_core::sc_start();  // returns when the clock has stopped
@@ -311,8 +261,8 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
     path->cycles = m.cycle;
     path->beats = m.result.systemc.beats;
     path->stall_cycles = counts.tap_stall_cycles;
-    path->queue_high_water = m.queue_high_water.read();
-    path->unseen_count = m.unseen_count.read();
+    path->queue_high_water = m.pins.queue_high_water.read();
+    path->unseen_count = m.pins.unseen_count.read();
   }
   m.operators = nullptr;
   m.rtl = nullptr;

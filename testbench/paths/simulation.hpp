@@ -41,10 +41,9 @@ class Simulation {
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
 
-  /// Runs the operators cycle by cycle. `rtl` may be null; it is reset here. `observe`, when set,
-  /// sees the inputs of every cycle. `on_progress` is told the operators completed so far.
+  /// Runs the operators cycle by cycle. `rtl` may be null; it is reset here. `on_progress` is told the
+  /// operators completed so far.
   LockstepResult run_lockstep(const OperatorStream& operators, PinDevice* rtl,
-                              const std::function<void(const CycleInput&)>& observe = {},
                               const std::function<void(std::size_t)>& on_progress = {});
 
   /// Runs the operators loosely timed, in the order of `order` (tags by seq); empty = program

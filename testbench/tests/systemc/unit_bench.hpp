@@ -9,8 +9,7 @@
 
 #include "elements.hpp"
 #include "fixed_config.hpp"
-#include "opd/sc/device.hpp"
-#include "opd/sc/vector_unit.hpp"
+#include "opd/sc/device_signals.hpp"
 
 namespace opd::tb {
 
@@ -29,7 +28,11 @@ struct SampledBeat {
 };
 
 class UnitBench {
+  sc::DeviceSignals pins_;
+
  public:
+  sc_core::sc_signal<bool>& rst_n = pins_.rst_n;
+
   UnitBench(std::vector<sc::Operation> operations, const sc::VectorUnitParameters& unit,
             const DeviceParameters& device = {}, const Config& config = kFixedConfig)
       : operations_(std::move(operations)),
@@ -39,30 +42,8 @@ class UnitBench {
             [this](std::uint64_t tag, std::uint64_t issue, std::uint64_t last, Mode mode) {
               completions.push_back({tag, issue, last, mode});
             }) {
-    device_.clk(clk_);
-    device_.rst_n(rst_n);
-    device_.beat_valid(beat_valid_);
-    device_.beat(beat_);
-    device_.stat_valid(stat_valid_);
-    device_.statistic(statistic_);
-    device_.stat_ready(stat_ready_);
-    device_.mode_op(mode_op_);
-    device_.mode(mode_);
-    device_.record_valid(record_valid_);
-    device_.record(record_);
-    device_.counts(counts_);
-    device_.queue_level(queue_level_);
-    device_.queue_high_water(queue_high_water_);
-    device_.unseen_count(unseen_count_);
-    unit_.clk(clk_);
-    unit_.rst_n(rst_n);
-    unit_.beat_valid(beat_valid_);
-    unit_.beat(beat_);
-    unit_.stat_valid(stat_valid_);
-    unit_.statistic(statistic_);
-    unit_.stat_ready(stat_ready_);
-    unit_.mode_op(mode_op_);
-    unit_.mode(mode_);
+    pins_.bind(device_);
+    pins_.bind(unit_);
     unit_.done(done_);
     settle();
     rst_n.write(true);
@@ -70,14 +51,14 @@ class UnitBench {
   }
 
   void edge() {
-    if (beat_valid_.read()) beats.push_back({edges, beat_.read()});
-    if (record_valid_.read()) {
-      records.push_back(record_.read());
-      counts.push_back(counts_.read());
+    if (pins_.beat_valid.read()) beats.push_back({edges, pins_.beat.read()});
+    if (pins_.record_valid.read()) {
+      records.push_back(pins_.record.read());
+      counts.push_back(pins_.counts.read());
     }
-    clk_.write(true);
+    pins_.clk.write(true);
     settle();
-    clk_.write(false);
+    pins_.clk.write(false);
     settle();
     ++edges;
   }
@@ -106,11 +87,10 @@ class UnitBench {
 
   bool done() const { return done_.read(); }
   const sc::VectorUnitCounts& unit_counts() const { return unit_.counts(); }
-  std::uint32_t unseen_count() const { return unseen_count_.read(); }
+  std::uint32_t unseen_count() const { return pins_.unseen_count.read(); }
 
   static void settle() { sc_core::sc_start(1, sc_core::SC_PS); }
 
-  sc_core::sc_signal<bool> rst_n{"rst_n"};
   std::uint64_t edges = 0;  ///< rising edges since construction
   unsigned source_calls = 0;
   std::vector<ReportedCompletion> completions;
@@ -128,16 +108,7 @@ class UnitBench {
 
   std::vector<sc::Operation> operations_;
   std::size_t next_operation_ = 0;
-  sc_core::sc_signal<bool> clk_{"clk"}, beat_valid_{"beat_valid"}, stat_valid_{"stat_valid"},
-      stat_ready_{"stat_ready"}, record_valid_{"record_valid"}, done_{"done"};
-  sc_core::sc_signal<Beat> beat_{"beat"};
-  sc_core::sc_signal<Statistic> statistic_{"statistic"};
-  sc_core::sc_signal<std::uint16_t> mode_op_{"mode_op"};
-  sc_core::sc_signal<Mode> mode_{"mode"};
-  sc_core::sc_signal<OpRecord> record_{"record"};
-  sc_core::sc_signal<TapCounts> counts_{"counts"};
-  sc_core::sc_signal<unsigned> queue_level_{"queue_level"}, queue_high_water_{"queue_high_water"},
-      unseen_count_{"unseen_count"};
+  sc_core::sc_signal<bool> done_{"done"};
   sc::Device device_;
   sc::VectorUnit unit_;
 };
