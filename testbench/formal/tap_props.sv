@@ -4,7 +4,7 @@
 module tap_props #(
   parameter int unsigned DatapathWidth = 32,
   parameter int unsigned NumStreams    = 3,
-  parameter int unsigned CounterWidth  = 4  // saturates within a few beats
+  parameter int unsigned CounterWidth  = 3  // saturates within a few beats
 ) (
   input logic                       clk_i,
   input logic                       rst_ni,
@@ -99,6 +99,11 @@ module tap_props #(
   logic [1:0] w;  // index of the watched stream
   assign w = 2'(watched_i);
 
+  logic [NumStreams-1:0] index_iff_nonfinite;
+  for (genvar s = 0; s < NumStreams; s++) begin : gen_index_iff_nonfinite
+    assign index_iff_nonfinite[s] = (dut.nonfinite_count_q[s] == '0) == (dut.first_nonfinite_q[s] == '1);
+  end
+
   always_comb begin
     assume (!first_cycle || !rst_ni);
     assume (watched_i < 8'(NumStreams) && (first_cycle || watched_i == watched_q));
@@ -137,6 +142,7 @@ module tap_props #(
           32'(dut.zero_count_q[w]) == model_q.summary.zero_count && 32'(dut.index_q[w]) == model_q.index);
       IndexIffNonfinite: assert (model_q.summary.nonfinite_count == '0
           ? model_q.summary.first_nonfinite == opd_pkg::NoElement : model_q.summary.first_nonfinite < CounterMax);
+      IndexIffNonfiniteEveryStream: assert (index_iff_nonfinite == '1);
     end
   end
 
