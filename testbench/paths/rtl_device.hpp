@@ -129,8 +129,10 @@ class RtlDevice final : public PinDevice {
       model_->beat_step_i = d.step;
       model_->beat_scale_log2_i = static_cast<std::uint8_t>(d.scale_log2);
       model_->beat_last_i = input.beat.last;
-      detail::assign_bytes(model_->beat_lane_en_i,
-                           reinterpret_cast<const std::uint8_t*>(&input.beat.lane_enable));
+      // One lane bit per byte of the beat; a port's unused upper bits must be 0.
+      constexpr unsigned kLanes = sizeof(model_->beat_data_i);
+      const std::uint64_t lanes = input.beat.lane_enable & (~std::uint64_t{0} >> (64 - kLanes));
+      detail::assign_bytes(model_->beat_lane_en_i, reinterpret_cast<const std::uint8_t*>(&lanes));
       detail::assign_bytes(model_->beat_data_i, input.beat.data.data());
     }
     model_->stat_valid_i = input.stat_valid;

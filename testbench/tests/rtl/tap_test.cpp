@@ -21,7 +21,7 @@ struct DefaultTap {
 };
 struct SmallTap {
   using Model = Vopd_top_small;
-  static constexpr unsigned kWidth = 64, kStreams = 2, kOps = 5;
+  static constexpr unsigned kWidth = 96, kStreams = 2, kOps = 5;
   static constexpr std::uint32_t kCounterMax = 31;  // 2^5 - 1
 };
 

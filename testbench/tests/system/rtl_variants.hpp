@@ -9,7 +9,7 @@ namespace opd::tb {
 
 /// Every parameter at a value that a default might hide.
 inline constexpr DeviceParameters kSmallDevice{
-    .num_ops = 5, .datapath_width = 64, .num_streams = 2, .queue_depth = 2, .counter_width = 5};
+    .num_ops = 5, .datapath_width = 96, .num_streams = 2, .queue_depth = 2, .counter_width = 5};
 [[nodiscard]] std::unique_ptr<PinDevice> make_small_rtl_device(const Config& config);
 
 /// The default device with one planted fault that none of its assertions notices.
