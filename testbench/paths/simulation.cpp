@@ -161,8 +161,8 @@ struct Simulation::Modules : public sc_core::sc_module {
     }
   }
 
-  static constexpr unsigned kDrainCycles =
-      8;  // longer than the pipeline from the last beat to its record
+  /// Longer than the pipeline from the last beat to its record.
+  static constexpr unsigned kDrainCycles = 8;
 
   struct Push {
     std::uint64_t cycle;
