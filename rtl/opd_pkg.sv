@@ -33,35 +33,115 @@ package opd_pkg;
     summary_t    summary;
   } completion_t;
 
+  // What both engines know of one operator's past.
+  typedef struct packed {
+    logic [7:0] age;            // usable samples since the baselines were seeded, saturating
+    logic [7:0] nonfinite_run;  // non-finite samples in a row, saturating
+  } history_t;
+
   // Forecast engine, one operator.
   typedef struct packed {
-    logic signed [16:0] baseline;       // moving average of the log2 code, unit 1/128 bit
-    logic [7:0]         age;            // samples in the baseline, saturating
-    logic [7:0]         nonfinite_run;  // non-finite samples in a row, saturating
+    logic signed [16:0] baseline;  // moving average of the log2 code, unit 1/128 bit
   } forecast_state_t;
 
-  // Downshift controller, one operator; its mode is in the mode registers.
+  // Published engine, one operator; binary32 in units of 2^shift (docs/numerics.md).
   typedef struct packed {
-    logic [7:0] timer;      // steps spent quiet (STABLE) or in the mode (SAFE), saturating
-    logic [7:0] last_step;  // low byte of the step of the operator's last sample
+    logic signed [9:0] anchor;    // biased exponent of the seed, loss scale taken out
+    logic [31:0]       mean;
+    logic [31:0]       variance;
+    logic [31:0]       last;      // previous usable sample
+    logic [31:0]       slope;     // previous first difference
+  } published_state_t;
+
+  // Downshift controller, one operator.
+  typedef struct packed {
+    opd_reg_pkg::mode_e mode;
+    logic               locked;     // the mode stays as software set it
+    logic               disabled;   // samples are not judged
+    logic [7:0]         timer;      // steps spent quiet (STABLE) or in the mode (SAFE), saturating
+    logic [7:0]         last_step;  // low byte of the step of the operator's last sample
   } control_state_t;
 
-  // One word of the state memory.
+  // State of one operator; all zero after reset.
   typedef struct packed {
-    forecast_state_t forecast;
-    control_state_t  control;
+    history_t         history;
+    forecast_state_t  forecast;
+    published_state_t published;
+    control_state_t   control;
   } op_state_t;
+
+  // What software asks of one operator's state.
+  typedef struct packed {
+    logic [15:0]           op;        // 0..NumOps-1
+    opd_reg_pkg::command_e command;
+    opd_reg_pkg::mode_e    mode;      // for SET
+    logic                  locked;    // for SET
+    logic                  disabled;  // for SET
+  } command_t;
+
+  // What software learns of one sample.
+  typedef struct packed {
+    logic [31:0]         step;
+    logic [15:0]         op;
+    opd_reg_pkg::mode_e  old_mode;
+    opd_reg_pkg::mode_e  new_mode;
+    opd_reg_pkg::cause_e cause;
+    logic [15:0]         flags;
+    logic [7:0]          risk;
+  } event_t;
+
+  // What the training loop should do now.
+  typedef struct packed {
+    logic signed [7:0] loss_scale_shift;      // multiply the loss scale by 2^this
+    logic signed [7:0] clip_shift;            // multiply the clip threshold by 2^this
+    logic [16:0]       learning_rate_factor;  // multiply the learning rate by this / 65536
+  } hints_t;
+
+  // The learning-rate change that software announced.
+  typedef struct packed {
+    logic        valid;  // one was announced since reset
+    logic [31:0] step;   // first training step with the new learning rate
+  } learning_rate_change_t;
+
+  // Status that software reads.
+  typedef struct packed {
+    logic [7:0]  queue_level;
+    logic [7:0]  queue_high_water;
+    logic [31:0] unseen_count;
+    logic [7:0]  event_level;
+    logic [7:0]  event_high_water;
+    logic [31:0] events_lost;
+    logic [31:0] upset_count;
+    event_t      event_head;       // 0 while no event waits
+    logic [16:0] stable_ops;
+    logic [16:0] safe_ops;
+    hints_t      hints;
+    logic [31:0] last_clean_step;  // 0 while not valid
+    logic        last_clean_valid;
+  } status_t;
+
+  // Interrupt causes, in the order of IRQ_STATUS.
+  typedef struct packed {
+    logic upset;
+    logic escalate;
+    logic hint;
+    logic unseen;
+    logic event_lost;
+    logic event_queued;
+  } interrupts_t;
 
   // Flags of one sample; bit i is opd_reg_pkg::flag_e i. OpRecord carries 16.
   typedef struct packed {
+    logic upset;
+    logic z_half;
     logic warmup;
     logic saturated;
     logic nonfinite;
     logic jump;
     logic critical;
     logic forecast;
-    logic d2;  // published engine, always 0
-    logic z;   // published engine, always 0
+    logic d2;
+    logic z;
   } flags_t;
 
   // What the device says about one completion.

@@ -24,6 +24,18 @@ package opd_reg_pkg;
     CauseEscalate = 3'd5  // non-finite while SAFE: software must roll back
   } cause_e;
 
+  typedef enum logic [1:0] {
+    CommandRead = 2'd0,  // nothing but fill the OP_ registers
+    CommandClear = 2'd1,  // everything as after reset: FAST, unlocked, enabled, no baseline
+    CommandReseed = 2'd2,  // forget the baselines; mode and timer stay
+    CommandSet = 2'd3  // mode, lock and disable from OP_SETTING; the timer restarts
+  } command_e;
+
+  typedef enum logic [0:0] {
+    OrderBefore = 1'd0,  // against mean and variance from before the sample
+    OrderAfter = 1'd1  // against mean and variance updated with it, as published: z never passes sqrt((W-1)/2)
+  } order_e;
+
   typedef enum logic [3:0] {
     FlagZ = 4'd0,  // z-score over its threshold (published engine)
     FlagD2 = 4'd1,  // second difference over its threshold (published engine)
@@ -32,12 +44,30 @@ package opd_reg_pkg;
     FlagJump = 4'd4,  // deviation from the baseline over JUMP.THRESHOLD
     FlagNonfinite = 4'd5,  // at least one element is Inf or NaN
     FlagSaturated = 4'd6,  // at least one element sits at the format's largest finite value
-    FlagWarmup = 4'd7  // status, not an alarm: fewer than BASELINE.WARMUP_SAMPLES samples in the baseline
+    FlagWarmup = 4'd7,  // status, not an alarm: fewer than BASELINE.WARMUP_SAMPLES samples in the baseline
+    FlagZHalf = 4'd8,  // status without weight: z-score over half its threshold (published engine)
+    FlagUpset = 4'd9  // status without weight: the operator's stored state or mode register was corrupt and was repaired before this sample
   } flag_e;
 
   // Configuration of the detection unit and the controller; field order is the order of the addresses,
-  // the first field in the least significant bits.
+  // the first field in the least significant bits. FP32 fields hold bits.
   typedef struct packed {
+    logic [0:0] control_enable;
+    logic [16:0] hint_learning_rate_factor;
+    logic signed [7:0] hint_clip_shift;
+    logic signed [7:0] hint_loss_scale_shift;
+    logic [31:0] variance_floor;
+    logic [31:0] d2_threshold_desensitised;
+    logic [31:0] d2_threshold;
+    logic [31:0] z_threshold_desensitised;
+    logic [31:0] z_threshold;
+    logic [31:0] published_alpha;
+    logic [7:0] published_min_samples;
+    logic [2:0] published_d2_floor_shift;
+    logic [0:0] published_order;
+    logic [1:0] desensitise_horizon;
+    logic [9:0] desensitise_jump;
+    logic [7:0] desensitise_steps;
     logic [7:0] safe_steps;
     logic [7:0] quiet_steps;
     logic [7:0] risk_safe;
@@ -66,6 +96,22 @@ package opd_reg_pkg;
   } cfg_t;
 
   localparam cfg_t CfgReset = '{
+    control_enable: 1'd1,
+    hint_learning_rate_factor: 17'd6554,
+    hint_clip_shift: 8'd255,
+    hint_loss_scale_shift: 8'd248,
+    variance_floor: 32'd396017173,
+    d2_threshold_desensitised: 32'd1080452710,
+    d2_threshold: 32'd1077936128,
+    z_threshold_desensitised: 32'd1086324736,
+    z_threshold: 32'd1084227584,
+    published_alpha: 32'd1014891512,
+    published_min_samples: 8'd32,
+    published_d2_floor_shift: 3'd1,
+    published_order: 1'd0,
+    desensitise_horizon: 2'd1,
+    desensitise_jump: 10'd32,
+    desensitise_steps: 8'd40,
     safe_steps: 8'd8,
     quiet_steps: 8'd64,
     risk_safe: 8'd255,
@@ -92,5 +138,70 @@ package opd_reg_pkg;
     limit_bf16: 14'd4096,
     limit_fp16: 14'd512
   };
+
+  // The configuration that the registers hold.
+  function automatic cfg_t config_of(opd_regblock_pkg::opd__out_t registers);
+    cfg_t cfg;
+    cfg.limit_fp16 = registers.LIMIT_FP16.VALUE.value;
+    cfg.limit_bf16 = registers.LIMIT_BF16.VALUE.value;
+    cfg.limit_e4m3 = registers.LIMIT_E4M3.VALUE.value;
+    cfg.limit_e5m2 = registers.LIMIT_E5M2.VALUE.value;
+    cfg.limit_fp32 = registers.LIMIT_FP32.VALUE.value;
+    cfg.baseline_shift = registers.BASELINE.SHIFT.value;
+    cfg.baseline_reseed_run = registers.BASELINE.RESEED_RUN.value;
+    cfg.baseline_warmup_samples = registers.BASELINE.WARMUP_SAMPLES.value;
+    cfg.forecast_headroom = registers.FORECAST.HEADROOM.value;
+    cfg.forecast_shift = registers.FORECAST.SHIFT.value;
+    cfg.critical_headroom = registers.CRITICAL.HEADROOM.value;
+    cfg.jump_threshold = registers.JUMP.THRESHOLD.value;
+    cfg.jump_min_samples = registers.JUMP.MIN_SAMPLES.value;
+    cfg.weight_z = registers.WEIGHT_LOW.Z.value;
+    cfg.weight_d2 = registers.WEIGHT_LOW.D2.value;
+    cfg.weight_forecast = registers.WEIGHT_LOW.FORECAST.value;
+    cfg.weight_critical = registers.WEIGHT_LOW.CRITICAL.value;
+    cfg.weight_jump = registers.WEIGHT_HIGH.JUMP.value;
+    cfg.weight_nonfinite = registers.WEIGHT_HIGH.NONFINITE.value;
+    cfg.weight_saturated = registers.WEIGHT_HIGH.SATURATED.value;
+    cfg.weight_warmup = registers.WEIGHT_HIGH.WARMUP.value;
+    cfg.risk_stable = registers.RISK.STABLE.value;
+    cfg.risk_safe = registers.RISK.SAFE.value;
+    cfg.quiet_steps = registers.TIMERS.QUIET_STEPS.value;
+    cfg.safe_steps = registers.TIMERS.SAFE_STEPS.value;
+    cfg.desensitise_steps = registers.DESENSITISE.STEPS.value;
+    cfg.desensitise_jump = registers.DESENSITISE.JUMP.value;
+    cfg.desensitise_horizon = registers.DESENSITISE.HORIZON.value;
+    cfg.published_order = registers.PUBLISHED.ORDER.value;
+    cfg.published_d2_floor_shift = registers.PUBLISHED.D2_FLOOR_SHIFT.value;
+    cfg.published_min_samples = registers.PUBLISHED.MIN_SAMPLES.value;
+    cfg.published_alpha = registers.PUBLISHED_ALPHA.VALUE.value;
+    cfg.z_threshold = registers.Z_THRESHOLD.VALUE.value;
+    cfg.z_threshold_desensitised = registers.Z_THRESHOLD_DESENSITISED.VALUE.value;
+    cfg.d2_threshold = registers.D2_THRESHOLD.VALUE.value;
+    cfg.d2_threshold_desensitised = registers.D2_THRESHOLD_DESENSITISED.VALUE.value;
+    cfg.variance_floor = registers.VARIANCE_FLOOR.VALUE.value;
+    cfg.hint_loss_scale_shift = registers.HINT_SETTING.LOSS_SCALE_SHIFT.value;
+    cfg.hint_clip_shift = registers.HINT_SETTING.CLIP_SHIFT.value;
+    cfg.hint_learning_rate_factor = registers.HINT_LEARNING_RATE_SETTING.FACTOR.value;
+    cfg.control_enable = registers.CONTROL.ENABLE.value;
+    return cfg;
+  endfunction
+
+  // Whether every field of the register at `address` may hold its part of `data`.
+  function automatic logic in_range(logic [11:0] address, logic [31:0] data);
+    case (address)
+      12'h098: return data[1:0] <= 2'd2;  // OP_SETTING
+      12'h120: return data[3:0] >= 4'd1 && data[3:0] <= 4'd8;  // BASELINE
+      12'h150: return data[7:0] >= 8'd1 && data[15:8] >= 8'd1;  // RISK
+      12'h154: return data[7:0] >= 8'd1 && data[15:8] >= 8'd1;  // TIMERS
+      12'h164: return data[31:0] >= 32'd8388608 && data[31:0] <= 32'd1065353216;  // PUBLISHED_ALPHA
+      12'h168: return data[31:0] <= 32'd1266679808;  // Z_THRESHOLD
+      12'h16C: return data[31:0] <= 32'd1266679808;  // Z_THRESHOLD_DESENSITISED
+      12'h170: return data[31:0] <= 32'd2139095039;  // D2_THRESHOLD
+      12'h174: return data[31:0] <= 32'd2139095039;  // D2_THRESHOLD_DESENSITISED
+      12'h178: return data[31:0] <= 32'd2139095039;  // VARIANCE_FLOOR
+      12'h184: return data[16:0] <= 17'd65536;  // HINT_LEARNING_RATE_SETTING
+      default: return 1'b1;
+    endcase
+  endfunction
 
 endpackage : opd_reg_pkg

@@ -25,6 +25,18 @@ class Cause(IntEnum):
     ESCALATE = 5  # non-finite while SAFE: software must roll back
 
 
+class Command(IntEnum):
+    READ = 0  # nothing but fill the OP_ registers
+    CLEAR = 1  # everything as after reset: FAST, unlocked, enabled, no baseline
+    RESEED = 2  # forget the baselines; mode and timer stay
+    SET = 3  # mode, lock and disable from OP_SETTING; the timer restarts
+
+
+class Order(IntEnum):
+    BEFORE = 0  # against mean and variance from before the sample
+    AFTER = 1  # against mean and variance updated with it, as published: z never passes sqrt((W-1)/2)
+
+
 class Flag(IntEnum):
     Z = 0  # z-score over its threshold (published engine)
     D2 = 1  # second difference over its threshold (published engine)
@@ -34,6 +46,8 @@ class Flag(IntEnum):
     NONFINITE = 5  # at least one element is Inf or NaN
     SATURATED = 6  # at least one element sits at the format's largest finite value
     WARMUP = 7  # status, not an alarm: fewer than BASELINE.WARMUP_SAMPLES samples in the baseline
+    Z_HALF = 8  # status without weight: z-score over half its threshold (published engine)
+    UPSET = 9  # status without weight: the operator's stored state or mode register was corrupt and was repaired before this sample
 
 
 # Reset values of the configuration fields.
@@ -63,4 +77,20 @@ CONFIG_RESET = {
     "risk_safe": 255,
     "quiet_steps": 64,
     "safe_steps": 8,
+    "desensitise_steps": 40,
+    "desensitise_jump": 32,
+    "desensitise_horizon": 1,
+    "published_order": 0,
+    "published_d2_floor_shift": 1,
+    "published_min_samples": 32,
+    "published_alpha": 0.01550387591123581,
+    "z_threshold": 5.0,
+    "z_threshold_desensitised": 6.0,
+    "d2_threshold": 3.0,
+    "d2_threshold_desensitised": 3.5999999046325684,
+    "variance_floor": 1.0000000195414814e-24,
+    "hint_loss_scale_shift": -8,
+    "hint_clip_shift": -1,
+    "hint_learning_rate_factor": 6554,
+    "control_enable": 1,
 }

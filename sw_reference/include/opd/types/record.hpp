@@ -64,8 +64,28 @@ struct TapCounts {
 constexpr std::uint16_t flag_bit(Flag flag) {
   return static_cast<std::uint16_t>(1u << static_cast<unsigned>(flag));
 }
-/// Flags that break a quiet period: all but WARMUP, which is a status.
-inline constexpr std::uint16_t kAlarmFlags =
-    static_cast<std::uint16_t>(0xFFu & ~flag_bit(Flag::kWarmup));
+/// Flags that say something about the operator's values; the others (WARMUP, Z_HALF, UPSET) are
+/// status.
+inline constexpr std::uint16_t kAlarmFlags = 0x7F;
+
+/// What software learns of a mode change, an escalation or an upset. Source: docs/controller.md.
+struct Event {
+  std::uint32_t step = 0;
+  std::uint16_t op = 0;
+  Mode old_mode = Mode::kFast;
+  Mode new_mode = Mode::kFast;
+  Cause cause = Cause::kNone;
+  std::uint16_t flags = 0;
+  std::uint8_t risk = 0;
+  bool operator==(const Event&) const = default;
+};
+
+/// What the training loop should do now. Source: docs/controller.md, "Events and hints".
+struct Hints {
+  std::int8_t loss_scale_shift = 0;            ///< multiply the loss scale by 2^this
+  std::int8_t clip_shift = 0;                  ///< multiply the clip threshold by 2^this
+  std::uint32_t learning_rate_factor = 65536;  ///< multiply the learning rate by this / 65536
+  bool operator==(const Hints&) const = default;
+};
 
 }  // namespace opd
