@@ -145,7 +145,7 @@ struct CudaReference::Impl {
   };
 
   DeviceParameters parameters;
-  Config config;
+  ref::DetectorSetup setup;  // travels by value with every batch
   Limits limits;
   std::size_t max_chunks;
   std::uint32_t unseen_count = 0;
@@ -167,9 +167,14 @@ struct CudaReference::Impl {
   std::size_t next_slot = 0;
 
   Impl(const DeviceParameters& p, const Config& c, const Limits& l)
-      : parameters(p), config(c), limits(l) {
-    ref::validate(parameters);
-    ref::validate(config);
+      : parameters(p),
+        setup{.config = c,
+              .forecast_engine = p.forecast_engine,
+              .published_engine = p.published_engine,
+              .learning_rate_change = {}},
+        limits(l) {
+    ref::validate(p);
+    ref::validate(c);
     constexpr std::size_t kMaxCount = std::numeric_limits<std::int32_t>::max() / 2;
     if (limits.completions < 1 || limits.completions > kMaxCount) {
       throw std::invalid_argument("Limits: completions must be 1.." + std::to_string(kMaxCount));
@@ -304,7 +309,7 @@ struct CudaReference::Impl {
       reduce(reduce_storage.get(), bytes, segment_count);
       ref::advance_ops(thrust::cuda::par_nosync.on(stream.get()),
                        ref::AdvanceOp{segments.get(), summaries.get(), op_begin.get(), states.get(),
-                                      records.get(), config, parameters.counter_width},
+                                      records.get(), setup, parameters.counter_width},
                        plan.op_begin.size() - 1);
       check(cudaGetLastError(), "advance_ops");
       check(
@@ -325,6 +330,10 @@ CudaReference::CudaReference(const DeviceParameters& parameters, const Config& c
 CudaReference::~CudaReference() = default;
 CudaReference::CudaReference(CudaReference&&) noexcept = default;
 CudaReference& CudaReference::operator=(CudaReference&&) noexcept = default;
+
+void CudaReference::announce_learning_rate(std::uint32_t step) {
+  impl_->setup.learning_rate_change = {true, step};
+}
 
 void CudaReference::submit(std::uint32_t first_seq, std::span<const Completion> completions,
                            Memory memory) {

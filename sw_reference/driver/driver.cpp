@@ -37,19 +37,6 @@ std::vector<std::uint16_t> configuration_registers() {
   return addresses;
 }
 
-std::uint32_t mask_of(const ConfigField& f) {
-  return f.width == 32 ? 0xFFFFFFFFu : (std::uint32_t{1} << f.width) - 1;
-}
-
-std::uint32_t register_value(const Config& config, std::uint16_t address) {
-  std::uint32_t value = 0;
-  for (const ConfigField& f : kConfigFields) {
-    if (f.address == address)
-      value |= (static_cast<std::uint32_t>(f.get(config)) & mask_of(f)) << f.low_bit;
-  }
-  return value;
-}
-
 void check_ranges(const Config& config) {
   for (const ConfigField& f : kConfigFields) {
     const std::int32_t value = f.get(config);
@@ -109,7 +96,7 @@ unsigned Driver::configure(const Config& config) {
   check_ranges(config);
   unsigned written = 0;
   for (const std::uint16_t address : configuration_registers()) {
-    const std::uint32_t wanted = register_value(config, address);
+    const std::uint32_t wanted = configuration_value(config, address);
     if (bus_.read(address) == wanted) continue;
     bus_.write(address, wanted);
     ++written;

@@ -16,7 +16,8 @@ consteval RegisterField field(std::string_view path) {
   throw std::invalid_argument("no such field");
 }
 
-constexpr std::uint32_t mask_of(const RegisterField& f) {
+/// Of a RegisterField or ConfigField, at bit 0.
+constexpr std::uint32_t mask_of(const auto& f) {
   return f.width == 32 ? 0xFFFFFFFFu : (std::uint32_t{1} << f.width) - 1;
 }
 
@@ -30,6 +31,16 @@ constexpr std::int64_t extract(const RegisterField& f, std::uint32_t register_va
 /// A register value with `value` in the field and 0 elsewhere.
 constexpr std::uint32_t place(const RegisterField& f, std::int64_t value) {
   return (static_cast<std::uint32_t>(value) & mask_of(f)) << f.low_bit;
+}
+
+/// The configuration register at `address` as `config` wants it; 0 for an address without fields.
+inline std::uint32_t configuration_value(const Config& config, std::uint16_t address) {
+  std::uint32_t value = 0;
+  for (const ConfigField& f : kConfigFields) {
+    if (f.address == address)
+      value |= (static_cast<std::uint32_t>(f.get(config)) & mask_of(f)) << f.low_bit;
+  }
+  return value;
 }
 
 }  // namespace opd::driver

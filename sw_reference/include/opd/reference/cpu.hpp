@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "opd/reference/detector.hpp"
+#include "opd/reference/tap.hpp"
 #include "opd/types/device.hpp"
 
 namespace opd::ref {
@@ -47,20 +48,52 @@ TapSummary summarise_serial(Format format, std::span<const std::byte> elements,
 void validate(const DeviceParameters& parameters);
 void validate(const Config& config);
 
-/// Detection unit of all operators, without time: completions in, records out.
+/// Detection unit of all operators, without time: completions and commands in, records, events,
+/// modes and hints out. The event queue and its depth belong to the device; here every event is
+/// handed out.
 class CpuReference {
  public:
   /// Errors: std::invalid_argument for parameters or configuration out of range.
   explicit CpuReference(const DeviceParameters& parameters = {}, const Config& config = {});
 
+  /// Replaces the configuration for the completions to come; state stays.
+  /// Errors: std::invalid_argument.
+  void configure(const Config& config);
+
+  /// The learning rate changes with this training step (register LEARNING_RATE_CHANGE).
+  void announce_learning_rate(std::uint32_t step) { setup_.learning_rate_change = {true, step}; }
+
   /// One completion in seq order. The summary is clamped to counter_width, as the device stores it.
   /// Returns nothing for an illegal completion (op >= num_ops or an unknown format): it counts as
   /// unseen.
-  std::optional<OpRecord> complete(std::uint32_t seq, const OpDescriptor& descriptor,
-                                   const TapSummary& summary);
+  std::optional<Detection> complete(std::uint32_t seq, const OpDescriptor& descriptor,
+                                    const TapSummary& summary);
 
-  /// Mode in force for the operator's next execution. Errors: std::out_of_range when op >= num_ops.
+  /// Runs a command and returns the operator's state after it. `setting` matters to SET only.
+  /// Errors: std::out_of_range when op >= num_ops, std::invalid_argument for a mode above SAFE.
+  OpState command(std::uint16_t op, Command command, const OpSetting& setting = {});
+
+  /// Corrupts stored bits of an operator; its next sample or command finds and repairs them. Upsets
+  /// of one operator add up until then. Errors: std::out_of_range when op >= num_ops.
+  void inject_upset(std::uint16_t op, Upset upset);
+
+  /// Mode in force for the operator's next execution; SAFE while its mode register is corrupt.
+  /// Errors: std::out_of_range when op >= num_ops.
   Mode mode(std::uint16_t op) const;
+
+  /// Operators whose mode is STABLE, SAFE. A mode register that waits for its repair counts as
+  /// what it held.
+  std::uint32_t stable_ops() const { return stable_ops_; }
+  std::uint32_t safe_ops() const { return safe_ops_; }
+
+  /// What the training loop should do now.
+  Hints hints() const;
+
+  /// Latest step that has ended without a non-finite sample of any operator; none at first.
+  std::optional<std::uint32_t> last_clean_step() const { return last_clean_step_; }
+
+  /// Samples and commands that found an upset, saturating.
+  std::uint32_t upset_count() const { return upset_count_; }
 
   /// Illegal completions so far, saturating.
   std::uint32_t unseen_count() const { return unseen_count_; }
@@ -69,10 +102,22 @@ class CpuReference {
   std::span<const OpState> states() const { return states_; }
 
  private:
+  Upset find_upset(std::uint16_t op);
+  void count_modes(Mode before, Mode after);
+  void record_step(std::uint32_t step, bool nonfinite);
+  void check_op(std::uint16_t op) const;
+
   DeviceParameters parameters_;
-  Config config_;
+  DetectorSetup setup_;
   std::vector<OpState> states_;
+  std::vector<Upset> upsets_;  // not yet found
+  std::uint32_t stable_ops_ = 0;
+  std::uint32_t safe_ops_ = 0;
+  std::uint32_t upset_count_ = 0;
   std::uint32_t unseen_count_ = 0;
+  std::optional<std::uint32_t> open_step_;  // of the last sample
+  bool open_step_is_clean_ = true;
+  std::optional<std::uint32_t> last_clean_step_;
 };
 
 }  // namespace opd::ref

@@ -60,6 +60,9 @@ class CudaReference {
   CudaReference(CudaReference&&) noexcept;
   CudaReference& operator=(CudaReference&&) noexcept;
 
+  /// The learning rate changes with this training step: for the batches submitted from now on.
+  void announce_learning_rate(std::uint32_t step);
+
   /// Enqueues completions first_seq, first_seq + 1, ... Illegal ones use up their seq and count as
   /// unseen. Device elements must be complete, or produced on stream(), and stay valid until the
   /// batch is fetched.
