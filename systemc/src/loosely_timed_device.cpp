@@ -1,73 +1,67 @@
 #include "opd/sc/loosely_timed_device.hpp"
 
 #include <cstring>
-#include <optional>
 
 #include "opd/sc/operation.hpp"
 #include "opd/sc/parameters.hpp"
 
 namespace opd::sc {
-namespace {
-
-const DeviceParameters& checked(const DeviceParameters& parameters, const Config& config) {
-  check_device(parameters, config);
-  return parameters;
-}
-
-/// The register at `address`, put together from its fields; empty when there is none.
-std::optional<std::uint32_t> configuration_register(const Config& config, sc_dt::uint64 address) {
-  std::optional<std::uint32_t> value;
-  for (const ConfigField& field : kConfigFields) {
-    if (field.address != address) continue;
-    const std::uint32_t mask = (std::uint32_t{1} << field.width) - 1;
-    const std::uint32_t bits = static_cast<std::uint32_t>(field.get(config)) & mask;
-    value = value.value_or(0) | bits << field.low_bit;
-  }
-  return value;
-}
-
-}  // namespace
 
 LooselyTimedDevice::LooselyTimedDevice(sc_core::sc_module_name name,
-                                       const DeviceParameters& parameters, const Config& config,
+                                       const DeviceParameters& parameters,
                                        sc_core::sc_time clock_period)
     : sc_core::sc_module(name),
-      parameters_(checked(parameters, config)),
-      config_(config),
+      parameters_(checked_device(parameters)),
       clock_period_(clock_period),
       counter_limit_(parameters.counter_width),
-      detection_(parameters.num_ops, config),
-      modes_(parameters.num_ops) {
+      detection_(parameters),
+      registers_(parameters) {
   socket.register_b_transport(this, &LooselyTimedDevice::b_transport_);
 }
 
 void LooselyTimedDevice::reset() {
   detection_.reset();
-  modes_.reset();
+  registers_.reset();
   records_.clear();
   next_seq_ = 0;
-  unseen_ = 0;
+  irq_ = false;
+  irq_changed_.notify(sc_core::SC_ZERO_TIME);
+}
+
+void LooselyTimedDevice::inject_upset(std::uint16_t op, UpsetTarget target, unsigned bit) {
+  if (const auto error = upset_error(parameters_, op, target, bit)) {
+    SC_REPORT_FATAL("/opd/device/upset", error->c_str());
+  }
+  detection_.inject_upset(op, target, bit);
 }
 
 void LooselyTimedDevice::b_transport_(tlm::tlm_generic_payload& transaction,
                                       sc_core::sc_time& delay) {
   transaction.set_dmi_allowed(false);
   transaction.set_response_status(access_(transaction, delay));
+  if (registers_.irq() != irq_) {
+    irq_ = !irq_;
+    irq_changed_.notify(delay);
+  }
 }
 
 tlm::tlm_response_status LooselyTimedDevice::access_(tlm::tlm_generic_payload& transaction,
                                                      sc_core::sc_time& delay) {
   const sc_dt::uint64 address = transaction.get_address();
+  const bool is_register = address < kRegisterBytes;
   const bool is_operation = address == kOperationAddress;
+  const bool is_level = address == kRecordLevelAddress;
   const bool is_record = address == kRecordAddress;
   const bool is_mode = address >= kModeAddress && address - kModeAddress < parameters_.num_ops;
-  const auto word = is_operation || is_record || is_mode ? std::nullopt : word_at_(address);
-  if (!is_operation && !is_record && !is_mode && !word) return tlm::TLM_ADDRESS_ERROR_RESPONSE;
-  if (is_operation ? transaction.is_read() : !transaction.is_read()) {
+  if (!is_register && !is_operation && !is_level && !is_record && !is_mode) {
+    return tlm::TLM_ADDRESS_ERROR_RESPONSE;
+  }
+  const bool ignore = transaction.get_command() == tlm::TLM_IGNORE_COMMAND;
+  if (is_operation ? transaction.is_read() : (is_register ? ignore : !transaction.is_read())) {
     return tlm::TLM_COMMAND_ERROR_RESPONSE;
   }
   if (transaction.get_byte_enable_ptr() != nullptr) return tlm::TLM_BYTE_ENABLE_ERROR_RESPONSE;
-  if (transaction.get_command() != tlm::TLM_IGNORE_COMMAND) {
+  if (!ignore) {
     const unsigned length = transaction.get_data_length();
     if (length == 0 || transaction.get_streaming_width() < length) {
       return tlm::TLM_BURST_ERROR_RESPONSE;
@@ -76,10 +70,40 @@ tlm::tlm_response_status LooselyTimedDevice::access_(tlm::tlm_generic_payload& t
   }
 
   if (is_operation) return operate_(transaction, delay);
+  if (is_register) return access_register_(transaction);
   if (is_record) return read_records_(transaction);
   if (is_mode) return read_modes_(transaction);
-  if (transaction.get_data_length() != sizeof(*word)) return tlm::TLM_BURST_ERROR_RESPONSE;
-  std::memcpy(transaction.get_data_ptr(), &*word, sizeof(*word));
+  const auto level = static_cast<std::uint32_t>(records_.size());
+  if (transaction.get_data_length() != sizeof(level)) return tlm::TLM_BURST_ERROR_RESPONSE;
+  std::memcpy(transaction.get_data_ptr(), &level, sizeof(level));
+  return tlm::TLM_OK_RESPONSE;
+}
+
+/// Two clocks of the register file at once: the write, and the command it starts.
+tlm::tlm_response_status LooselyTimedDevice::access_register_(
+    tlm::tlm_generic_payload& transaction) {
+  const sc_dt::uint64 address = transaction.get_address();
+  std::uint32_t data = 0;
+  const bool whole = transaction.get_data_length() == sizeof(data);
+  if (whole) std::memcpy(&data, transaction.get_data_ptr(), sizeof(data));
+  const auto refusal = registers_.refusal(transaction.is_write(), address, data);
+  if (refusal == Refusal::kNoRegister) return tlm::TLM_ADDRESS_ERROR_RESPONSE;
+  if (refusal == Refusal::kNotAccessible) return tlm::TLM_COMMAND_ERROR_RESPONSE;
+  if (!whole) return tlm::TLM_BURST_ERROR_RESPONSE;
+  if (refusal) return tlm::TLM_GENERIC_ERROR_RESPONSE;
+
+  if (transaction.is_read()) {
+    data = registers_.read(address);
+    std::memcpy(transaction.get_data_ptr(), &data, sizeof(data));
+    return tlm::TLM_OK_RESPONSE;
+  }
+  registers_.begin_clock();
+  registers_.write(address, data);
+  registers_.begin_clock();
+  if (const auto& command = registers_.pending_command()) {
+    detection_.read(*command);
+    registers_.commanded(detection_.execute(registers_.setting()));
+  }
   return tlm::TLM_OK_RESPONSE;
 }
 
@@ -109,13 +133,15 @@ tlm::tlm_response_status LooselyTimedDevice::operate_(const tlm::tlm_generic_pay
 /// The whole way of a completion through the device at once.
 void LooselyTimedDevice::complete_(const Statistic& statistic) {
   const Completion completion{next_seq_++, statistic};
+  registers_.begin_clock();
   if (!is_legal(statistic.descriptor, parameters_.num_ops)) {
-    if (unseen_ != UINT32_MAX) ++unseen_;
+    registers_.count_unseen();
     return;
   }
-  bool mode_changed = false;
   detection_.read(completion);
-  const Detection detection = detection_.write(modes_, mode_changed);
+  const Detection detection =
+      detection_.write(registers_.config(), registers_.learning_rate_change());
+  registers_.sampled(detection);
   records_.push_back({detection.record, detection.counts});
 }
 
@@ -139,15 +165,9 @@ tlm::tlm_response_status LooselyTimedDevice::read_modes_(
   if (length > parameters_.num_ops - first) return tlm::TLM_ADDRESS_ERROR_RESPONSE;
   for (unsigned i = 0; i < length; ++i) {
     transaction.get_data_ptr()[i] =
-        static_cast<unsigned char>(modes_.read(static_cast<std::uint16_t>(first + i)));
+        static_cast<unsigned char>(detection_.modes().read(static_cast<std::uint16_t>(first + i)));
   }
   return tlm::TLM_OK_RESPONSE;
-}
-
-std::optional<std::uint32_t> LooselyTimedDevice::word_at_(sc_dt::uint64 address) const {
-  if (address == kRecordLevelAddress) return static_cast<std::uint32_t>(records_.size());
-  if (address == kUnseenCountAddress) return unseen_;
-  return configuration_register(config_, address);
 }
 
 }  // namespace opd::sc

@@ -44,11 +44,17 @@ void LooselyTimedUnit::restart() {
 void LooselyTimedUnit::run_() {
   quantum_.reset();
   for (;;) {
-    Operation operation;
-    while (source_ && source_(operation)) {
-      execute_(operation);
-      operation = {};
-      if (quantum_.need_sync()) quantum_.sync();
+    for (;;) {
+      Operation operation;
+      const SourceAnswer answer = source_ ? source_(operation) : SourceAnswer::kEnd;
+      if (answer == SourceAnswer::kEnd) break;
+      if (answer == SourceAnswer::kOperation) {
+        execute_(operation);
+        if (quantum_.need_sync()) quantum_.sync();
+      } else {
+        quantum_.inc(parameters_.clock_period);
+        quantum_.sync();  // whoever the source waits for runs now
+      }
     }
     quantum_.sync();
     done_ = true;

@@ -20,23 +20,25 @@ std::optional<std::string> parameter_error(const DeviceParameters& parameters) {
   }
   if (auto error = range_error("num_streams", parameters.num_streams, 1, 256)) return error;
   if (auto error = range_error("queue_depth", parameters.queue_depth, 1, 255)) return error;
-  return range_error("counter_width", parameters.counter_width, 2, 32);
-}
-
-std::optional<std::string> config_error(const Config& config) {
-  for (const ConfigField& field : kConfigFields) {
-    const std::string name(field.name);
-    if (auto error = range_error(name.c_str(), field.get(config), field.minimum, field.maximum))
-      return error;
+  if (auto error = range_error("counter_width", parameters.counter_width, 2, 32)) return error;
+  if (auto error = range_error("event_depth", parameters.event_depth, 1, 255)) return error;
+  if (!parameters.forecast_engine && !parameters.published_engine) {
+    return "forecast_engine = 0, published_engine = 0: one engine at least must be present";
   }
   return std::nullopt;
 }
 
-void check_device(const DeviceParameters& parameters, const Config& config) {
+const DeviceParameters& checked_device(const DeviceParameters& parameters) {
   if (const auto error = parameter_error(parameters))
     SC_REPORT_FATAL("/opd/device/parameters", error->c_str());
-  if (const auto error = config_error(config))
-    SC_REPORT_FATAL("/opd/device/config", error->c_str());
+  return parameters;
+}
+
+std::optional<std::string> upset_error(const DeviceParameters& parameters, unsigned op,
+                                       UpsetTarget target, unsigned bit) {
+  if (auto error = range_error("op", op, 0, parameters.num_ops - 1LL)) return error;
+  if (target == UpsetTarget::kMemory) return std::nullopt;
+  return range_error("bit", bit, 0, ModeRegisters::kBits - 1);
 }
 
 }  // namespace opd::sc

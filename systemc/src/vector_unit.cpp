@@ -180,10 +180,9 @@ void VectorUnit::deal_() {
   Context& context = contexts_[deal_turn_];
   if (exhausted_ || context.operation) return;
   Operation operation;
-  if (!source_ || !source_(operation)) {
-    exhausted_ = true;
-    return;
-  }
+  const SourceAnswer answer = source_ ? source_(operation) : SourceAnswer::kEnd;
+  exhausted_ = answer == SourceAnswer::kEnd;
+  if (answer != SourceAnswer::kOperation) return;
   if (!operation.statistic &&
       operation.elements.size() % element_bytes(operation.descriptor.format) != 0) {
     const std::string message = "operation of op " + std::to_string(operation.descriptor.op) +

@@ -10,8 +10,7 @@ namespace opd::tb {
 
 class SystemcDevice final : public PinDevice {
  public:
-  SystemcDevice(const DeviceParameters& parameters, const Config& config)
-      : device_("device", parameters, config) {
+  explicit SystemcDevice(const DeviceParameters& parameters) : device_("device", parameters) {
     pins_.bind(device_);
     reset();
   }
@@ -34,6 +33,11 @@ class SystemcDevice final : public PinDevice {
     pins_.clk.write(true);
     settle_();
     pins_.clk.write(false);  // settles with the next inputs
+  }
+
+  /// As sc::Device::inject_upset; call it between edge() and peek().
+  void inject_upset(std::uint16_t op, sc::UpsetTarget target, unsigned bit = 0) {
+    device_.inject_upset(op, target, bit);
   }
 
  private:

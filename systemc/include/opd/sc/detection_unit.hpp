@@ -1,87 +1,129 @@
 #pragma once
-// The detection unit: forecast engine, risk and downshift controller around one state memory.
+// The detection unit: both engines, risk and downshift controller around one state memory and the
+// mode registers.
 //
-//   READ  : a completion is taken and the state of its operator read
-//   WRITE : flags, risk and mode are computed; state, mode register and record are written
+//   READ    : the state of an operator is read, for a completion or for a command of software
+//   COMPUTE : K clocks, 8 with the published engine and none without
+//   WRITE   : flags, risk and mode are there; state and mode register are written
+//   COMMAND : the same for a command, straight from READ
 //
-//   throughput : one completion per 2 clocks, because the memory has one port
-//   source     : docs/architecture.md, "Timing contract"
+//   throughput : one completion per 2 + K clocks
+//   upsets     : a memory word is judged when it is read, a mode register when it is written; both are
+//                written afresh by every sample and every command
+//   untimed    : read() and then write() or execute(); the loosely timed model does not count clocks
+//   source     : docs/architecture.md "Timing contract", docs/controller.md
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "opd/sc/completion.hpp"
 #include "opd/sc/downshift_controller.hpp"
-#include "opd/sc/forecast_engine.hpp"
 #include "opd/sc/mode_registers.hpp"
-#include "opd/sc/risk.hpp"
+#include "opd/sc/published_engine.hpp"
+#include "opd/sc/sample.hpp"
+#include "opd/types/device.hpp"
 
 namespace opd::sc {
 
+/// Everything the device remembers of one operator, its mode apart; zero after reset.
+struct OpState {
+  History history;
+  std::int32_t baseline = 0;  ///< of the forecast engine, 1/128 bit
+  PublishedState published;
+  ControllerState controller;
+  bool operator==(const OpState&) const = default;
+};
+
+/// Where an upset hits.
+enum class UpsetTarget {
+  kMemory,        ///< the operator's word in the state memory: a data bit, parity, or a mark of it
+  kModeRegister,  ///< bit 0 or 1: mode, 2: parity
+};
+
+/// What a command of software does to one operator.
+struct OpCommand {
+  std::uint16_t op = 0;  ///< < num_ops
+  Command command = Command::kRead;
+};
+
+/// What SET writes.
+struct OpSetting {
+  Mode mode = Mode::kFast;
+  bool locked = false;
+  bool disabled = false;
+};
+
+/// The operator after a command.
+struct CommandResult {
+  OpState state;
+  Mode old_mode = Mode::kFast;  ///< after repair, before the command
+  Mode mode = Mode::kFast;
+  bool upset = false;  ///< an upset was found and repaired
+};
+
 class DetectionUnit {
  public:
-  enum class State { kRead, kWrite };
+  enum class State { kRead, kCompute, kWrite, kCommand };
 
-  DetectionUnit(unsigned num_ops, const Config& config)
-      : config_(config), engine_(config), controller_(config), memory_(num_ops) {}
+  explicit DetectionUnit(const DeviceParameters& parameters)
+      : parameters_(parameters), memory_(parameters.num_ops), modes_(parameters.num_ops) {}
 
-  void reset() {
-    state_ = State::kRead;
-    memory_.assign(memory_.size(), OpState{});
-  }
+  void reset();
 
   State state() const { return state_; }
+  const ModeRegisters& modes() const { return modes_; }
 
-  /// The edge that leaves READ. Precondition: state() is READ and the completion is legal.
-  void read(const Completion& completion) {
-    completion_ = completion;
-    op_state_ = memory_[completion.statistic.descriptor.op];
-    state_ = State::kWrite;
+  /// The edge that leaves READ with a completion. Precondition: state() is READ, the completion is
+  /// legal.
+  void read(const Completion& completion);
+
+  /// The edge that leaves READ with a command. Precondition: state() is READ, op < num_ops.
+  void read(const OpCommand& command);
+
+  /// One edge of COMPUTE. Precondition: state() is COMPUTE.
+  void compute() {
+    if (--clocks_left_ == 0) state_ = State::kWrite;
   }
 
-  /// The edge that leaves WRITE. `mode_changed` tells whether the register got a new value.
-  /// Precondition: state() is WRITE.
-  Detection write(ModeRegisters& modes, bool& mode_changed) {
-    const OpDescriptor& descriptor = completion_.statistic.descriptor;
-    const TapSummary& summary = completion_.statistic.summary;
+  /// The edge that leaves WRITE. `learning_rate_change` is the step announced by software, if any.
+  /// Precondition: a completion has been read.
+  Detection write(const Config& config, std::optional<std::uint32_t> learning_rate_change);
 
-    const std::uint16_t flags = engine_.detect(descriptor, summary, op_state_.forecast);
-    const std::uint8_t score = risk(config_, flags);
-    const Transition transition = controller_.advance(modes.read(descriptor.op), descriptor.step,
-                                                      flags, score, op_state_.controller);
-    mode_changed = modes.write(descriptor.op, transition.mode);
-    memory_[descriptor.op] = op_state_;
-    state_ = State::kRead;
+  /// The edge that leaves COMMAND. Precondition: a command has been read.
+  CommandResult execute(const OpSetting& setting);
 
-    return {.record = {.seq = completion_.seq,
-                       .step = descriptor.step,
-                       .op = descriptor.op,
-                       .format = static_cast<std::uint8_t>(descriptor.format),
-                       .mode = static_cast<std::uint8_t>(transition.mode),
-                       .max_mag = summary.max_mag,
-                       .nonfinite_count = summary.nonfinite_count,
-                       .first_nonfinite = summary.first_nonfinite,
-                       .saturated_count = summary.saturated_count,
-                       .flags = flags,
-                       .risk = score,
-                       .cause = static_cast<std::uint8_t>(transition.cause)},
-            .counts = {.element_count = summary.element_count,
-                       .subnormal_count = summary.subnormal_count,
-                       .zero_count = summary.zero_count}};
-  }
+  /// A bit flips between two edges. In the state memory every single flip has the same effect, so
+  /// `bit` only matters in a mode register. A flip is not undone by a second one in the memory word.
+  /// Precondition: op < num_ops; bit < ModeRegisters::kBits for kModeRegister.
+  void inject_upset(std::uint16_t op, UpsetTarget target, unsigned bit);
 
  private:
-  struct OpState {
-    ForecastState forecast;
-    ControllerState controller;
+  /// One word of the state memory.
+  struct Word {
+    OpState state;
+    Mode mode = Mode::kFast;  ///< copy of the mode register
+    bool corrupt = false;     ///< parity does not hold
   };
 
-  Config config_;
-  ForecastEngine engine_;
-  DownshiftController controller_;
+  /// The operator's state and mode with upsets repaired.
+  struct Repaired {
+    OpState state;
+    Mode mode;
+    bool upset;
+    bool word_lost;  ///< the state is as after reset
+  };
 
+  Repaired repaired_(std::uint16_t op) const;
+  void store_(std::uint16_t op, const OpState& state, Mode mode);
+
+  const DeviceParameters parameters_;
   State state_ = State::kRead;
+  unsigned clocks_left_ = 0;  ///< of COMPUTE
   Completion completion_;
-  OpState op_state_;             ///< read data of the memory
-  std::vector<OpState> memory_;  ///< indexed by op id
+  OpCommand command_;
+  Word word_;                 ///< read data of the memory
+  std::vector<Word> memory_;  ///< indexed by op id
+  ModeRegisters modes_;
 };
 
 }  // namespace opd::sc

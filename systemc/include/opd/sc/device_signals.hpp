@@ -3,7 +3,7 @@
 // system.
 //
 //   DeviceSignals signals;
-//   Device device("device", parameters, config);
+//   Device device("device", parameters);
 //   signals.bind(device);
 //   signals.bind(unit);  // a VectorUnit in front of it; its done pin is the caller's
 #include <cstdint>
@@ -31,6 +31,9 @@ struct DeviceSignals {
   sc_core::sc_signal<unsigned> queue_level{"queue_level"};
   sc_core::sc_signal<unsigned> queue_high_water{"queue_high_water"};
   sc_core::sc_signal<unsigned> unseen_count{"unseen_count"};
+  sc_core::sc_signal<ApbRequest> apb_request{"apb_request"};
+  sc_core::sc_signal<ApbResponse> apb_response{"apb_response"};
+  sc_core::sc_signal<bool> irq{"irq"};
 
   void bind(Device& device) {
     bind_write_back_(device);
@@ -40,6 +43,9 @@ struct DeviceSignals {
     device.queue_level(queue_level);
     device.queue_high_water(queue_high_water);
     device.unseen_count(unseen_count);
+    device.apb_request(apb_request);
+    device.apb_response(apb_response);
+    device.irq(irq);
   }
   void bind(VectorUnit& unit) { bind_write_back_(unit); }
 
@@ -50,6 +56,7 @@ struct DeviceSignals {
     stat_valid.write(input.stat_valid);
     if (input.stat_valid) statistic.write(input.statistic);
     mode_op.write(input.mode_op);
+    apb_request.write(input.apb);
   }
 
   /// Copies what is on the input pins; beat and statistic are left alone while their valid is 0.
@@ -59,6 +66,7 @@ struct DeviceSignals {
     input.stat_valid = stat_valid.read();
     if (input.stat_valid) input.statistic = statistic.read();
     input.mode_op = mode_op.read();
+    input.apb = apb_request.read();
   }
 
   /// What is on the output pins; record and counts stay empty while record_valid is 0.
@@ -68,7 +76,9 @@ struct DeviceSignals {
                        .mode = mode.read(),
                        .queue_level = static_cast<std::uint8_t>(queue_level.read()),
                        .queue_high_water = static_cast<std::uint8_t>(queue_high_water.read()),
-                       .unseen_count = unseen_count.read()};
+                       .unseen_count = unseen_count.read(),
+                       .irq = irq.read(),
+                       .apb = apb_response.read()};
     if (output.record_valid) {
       output.record = record.read();
       output.counts = counts.read();

@@ -2,32 +2,35 @@
 // The device loosely timed: a TLM-2.0 target with the blocking transport interface.
 //
 // Address map (bytes, little endian):
-//   0x00000              OPERATION     W  elements of one operator, with an OperationExtension;
-//                                         without elements: TLM_IGNORE_COMMAND, because a TLM write
-//                                         has at least 1 byte
-//   0x00010              RECORD_LEVEL  R  u32, records that wait
-//   0x00014              UNSEEN_COUNT  R  u32, completions that the detection unit never saw
-//   0x00020              RECORD        R  n * 44 bytes: takes n RecordEntry out of the record FIFO
-//   0x00100..0x00154     configuration R  u32, the registers of docs/registers.md
-//   0x10000 + op         MODE          R  1 byte per operator, op < num_ops; any number in a row
+//   0x00000..0x00FFF  registers    R/W  u32 each, as docs/registers.md; commands are done when the call
+//                                       returns, so OP_STATUS.BUSY is never seen
+//   0x01000           OPERATION    W    elements of one operator, with an OperationExtension; without
+//                                       elements: TLM_IGNORE_COMMAND, because a TLM write has at least
+//                                       1 byte
+//   0x01010           RECORD_LEVEL R    u32, records that wait
+//   0x01020           RECORD       R    n * 44 bytes: takes n RecordEntry out of the record FIFO
+//   0x10000 + op      MODE         R    1 byte per operator, op < num_ops; any number in a row
 //
 //   timing     : an operation adds its beats times the clock period to the delay, a statistic or an
-//                empty operator one period; a read adds nothing. State advances within the call.
-//   unlike the cycle-accurate Device: no op queue, so nothing overflows, and the record FIFO is as
-//                deep as it needs to be. Records are otherwise the same, in the order of the calls.
-//   illegal    : an op >= num_ops or an unknown format uses up its seq and counts in UNSEEN_COUNT;
-//                that is a completion, not a TLM error
+//                empty operator one period; other accesses add nothing. State advances within the
+//                call: everything that a completion changes, it changes at once.
+//   unlike the cycle-accurate Device: no op queue, so nothing overflows (QUEUE reads 0), and the record
+//                FIFO is as deep as it needs to be. Records are otherwise the same, in the order of
+//                the calls. The event queue is bounded as there.
+//   illegal    : an op >= num_ops or an unknown format uses up its seq and counts in UNSEEN; that is a
+//                completion, not a TLM error
 //   TLM errors : nothing changes, delay included.
 //                  TLM_ADDRESS_ERROR_RESPONSE      no such address, or a range that leaves it
 //                  TLM_COMMAND_ERROR_RESPONSE      the address has no such access
 //                  TLM_BURST_ERROR_RESPONSE        length or streaming width does not fit
 //                  TLM_BYTE_ENABLE_ERROR_RESPONSE  byte enables
-//                  TLM_GENERIC_ERROR_RESPONSE      no extension, no data array, too few records
+//                  TLM_GENERIC_ERROR_RESPONSE      a register value out of its range, an OP_COMMAND for
+//                                                  no operator, no extension, no data array, too few
+//                                                  records
 #include <tlm_utils/simple_target_socket.h>
 
 #include <cstdint>
 #include <deque>
-#include <optional>
 #include <systemc>
 #include <tlm>
 #include <type_traits>
@@ -35,6 +38,7 @@
 #include "opd/sc/detection_unit.hpp"
 #include "opd/sc/element_statistics.hpp"
 #include "opd/sc/operation_extension.hpp"
+#include "opd/sc/register_file.hpp"
 #include "opd/types/device.hpp"
 
 namespace opd::sc {
@@ -49,41 +53,50 @@ static_assert(sizeof(RecordEntry) == 44 && std::is_trivially_copyable_v<RecordEn
 
 class LooselyTimedDevice : public sc_core::sc_module {
  public:
-  static constexpr sc_dt::uint64 kOperationAddress = 0x00000;
-  static constexpr sc_dt::uint64 kRecordLevelAddress = 0x00010;
-  static constexpr sc_dt::uint64 kUnseenCountAddress = 0x00014;
-  static constexpr sc_dt::uint64 kRecordAddress = 0x00020;
+  static constexpr sc_dt::uint64 kRegisterBytes = 0x01000;
+  static constexpr sc_dt::uint64 kOperationAddress = 0x01000;
+  static constexpr sc_dt::uint64 kRecordLevelAddress = 0x01010;
+  static constexpr sc_dt::uint64 kRecordAddress = 0x01020;
   static constexpr sc_dt::uint64 kModeAddress = 0x10000;
 
   tlm_utils::simple_target_socket<LooselyTimedDevice> socket{"socket"};
 
   /// Reports SC_FATAL as Device does. num_streams and queue_depth have no effect here.
   LooselyTimedDevice(sc_core::sc_module_name name, const DeviceParameters& parameters,
-                     const Config& config,
                      sc_core::sc_time clock_period = sc_core::sc_time(1, sc_core::SC_NS));
 
   /// As rst_n of Device.
   void reset();
+
+  /// The interrupt pin now. It changes within transport calls, ahead of the simulation's time by the
+  /// initiator's local time: a source asked between two operations sees what the last one did.
+  bool irq() const { return registers_.irq(); }
+
+  /// Notified, at the local time of the call, when irq() has changed: for a host thread to wait for.
+  const sc_core::sc_event& irq_changed() const { return irq_changed_; }
+
+  /// As Device::inject_upset.
+  void inject_upset(std::uint16_t op, UpsetTarget target, unsigned bit = 0);
 
  private:
   void b_transport_(tlm::tlm_generic_payload& transaction, sc_core::sc_time& delay);
   tlm::tlm_response_status access_(tlm::tlm_generic_payload& transaction, sc_core::sc_time& delay);
   tlm::tlm_response_status operate_(const tlm::tlm_generic_payload& transaction,
                                     sc_core::sc_time& delay);
+  tlm::tlm_response_status access_register_(tlm::tlm_generic_payload& transaction);
   tlm::tlm_response_status read_records_(tlm::tlm_generic_payload& transaction);
   tlm::tlm_response_status read_modes_(tlm::tlm_generic_payload& transaction) const;
-  std::optional<std::uint32_t> word_at_(sc_dt::uint64 address) const;
   void complete_(const Statistic& statistic);
 
   const DeviceParameters parameters_;
-  const Config config_;
   const sc_core::sc_time clock_period_;
   const CounterLimit counter_limit_;
   DetectionUnit detection_;
-  ModeRegisters modes_;
+  RegisterFile registers_;
   std::deque<RecordEntry> records_;
   std::uint32_t next_seq_ = 0;  ///< wraps
-  std::uint32_t unseen_ = 0;    ///< saturates
+  bool irq_ = false;            ///< irq() after the last call
+  sc_core::sc_event irq_changed_{"irq_changed"};
 };
 
 }  // namespace opd::sc

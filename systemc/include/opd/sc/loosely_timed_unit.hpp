@@ -9,6 +9,7 @@
 //   order  : operators run one after the other, in the order of the source, each to its completion:
 //            its mode is the one that every earlier operator left behind. The pipelined VectorUnit
 //            issues earlier and may still read the mode before that.
+//   waiting: a source that answers kWait is asked again one clock of simulation time later
 //   limit  : elements of one operation are at most 2^32 - 1 bytes, the length of a TLM payload;
 //            beyond it SC_FATAL "/opd/loosely_timed_unit/operation"
 //   errors : a transaction that fails: SC_FATAL "/opd/loosely_timed_unit/response"

@@ -1,5 +1,7 @@
 #pragma once
-// The precision-mode registers, one per operator, with a read port for the vector unit.
+// The precision-mode registers, one per operator: two bits of mode and an even-parity bit, with a
+// read port for the vector unit. Source: docs/controller.md, "Upsets".
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -9,22 +11,40 @@ namespace opd::sc {
 
 class ModeRegisters {
  public:
-  explicit ModeRegisters(unsigned num_ops) : modes_(num_ops, Mode::kFast) {}
+  static constexpr unsigned kBits = 3;  ///< 0 and 1: mode, 2: parity
 
-  void reset() { modes_.assign(modes_.size(), Mode::kFast); }
+  explicit ModeRegisters(unsigned num_ops) : registers_(num_ops, encoded(Mode::kFast)) {}
 
-  /// An operator that does not exist reads FAST.
-  Mode read(std::uint16_t op) const { return op < modes_.size() ? modes_[op] : Mode::kFast; }
+  void reset() { registers_.assign(registers_.size(), encoded(Mode::kFast)); }
 
-  /// Precondition: op < num_ops. Returns whether the register changed.
-  bool write(std::uint16_t op, Mode mode) {
-    const bool changed = modes_[op] != mode;
-    modes_[op] = mode;
-    return changed;
+  /// What the vector unit sees: SAFE while the register is corrupt, FAST for an operator that does
+  /// not exist.
+  Mode read(std::uint16_t op) const {
+    if (op >= registers_.size()) return Mode::kFast;
+    return corrupt(op) ? Mode::kSafe : static_cast<Mode>(registers_[op] & 3u);
+  }
+
+  /// Parity does not hold, or no mode has that code. Precondition: op < num_ops.
+  bool corrupt(std::uint16_t op) const {
+    const std::uint8_t bits = registers_[op];
+    return std::popcount(bits) % 2 != 0 || (bits & 3u) == 3u;
+  }
+
+  /// Precondition: op < num_ops.
+  void write(std::uint16_t op, Mode mode) { registers_[op] = encoded(mode); }
+
+  /// Precondition: op < num_ops, bit < kBits.
+  void flip(std::uint16_t op, unsigned bit) {
+    registers_[op] = static_cast<std::uint8_t>(registers_[op] ^ 1u << bit);
   }
 
  private:
-  std::vector<Mode> modes_;
+  static constexpr std::uint8_t encoded(Mode mode) {
+    const auto code = static_cast<std::uint8_t>(mode);
+    return static_cast<std::uint8_t>(code | (std::popcount(code) & 1) << 2);
+  }
+
+  std::vector<std::uint8_t> registers_;
 };
 
 }  // namespace opd::sc

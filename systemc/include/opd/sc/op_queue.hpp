@@ -3,7 +3,6 @@
 //
 //   same edge : call pop() before push(); a full queue that is popped takes a push at the same edge
 //   full      : push() returns false and the completion is lost; the caller counts it
-#include <algorithm>
 #include <vector>
 
 #include "opd/sc/completion.hpp"
@@ -15,13 +14,11 @@ class OpQueue {
   /// depth 1..255.
   explicit OpQueue(unsigned depth) : entries_(depth) {}
 
-  void reset() { head_ = level_ = high_water_ = 0; }
+  void reset() { head_ = level_ = 0; }
 
   bool empty() const { return level_ == 0; }
   bool full() const { return level_ == depth_(); }
   unsigned level() const { return level_; }
-  /// Largest level after any edge so far.
-  unsigned high_water() const { return high_water_; }
 
   /// Precondition: not empty.
   const Completion& pop() {
@@ -36,7 +33,6 @@ class OpQueue {
     if (full()) return false;
     entries_[wrap_(head_ + level_)] = completion;
     ++level_;
-    high_water_ = std::max(high_water_, level_);
     return true;
   }
 
@@ -47,7 +43,6 @@ class OpQueue {
   std::vector<Completion> entries_;  ///< ring
   unsigned head_ = 0;                ///< oldest entry
   unsigned level_ = 0;
-  unsigned high_water_ = 0;
 };
 
 }  // namespace opd::sc

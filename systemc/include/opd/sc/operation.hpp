@@ -23,9 +23,16 @@ struct Operation {
   std::uint64_t tag = 0;
 };
 
-/// Fills in the next operation, passed with default values; false = no more. After false it is
-/// asked again only after a restart.
-using OperationSource = std::function<bool(Operation&)>;
+/// What a source answers when it is asked for the next operation.
+enum class SourceAnswer {
+  kOperation,  ///< here it is
+  kWait,       ///< not yet: asked again at the next clock
+  kEnd,        ///< no more: asked again only after a restart
+};
+
+/// Fills in the next operation, passed with default values. Answering kWait holds the next training
+/// step back, for instance until a host has written its registers.
+using OperationSource = std::function<SourceAnswer(Operation&)>;
 
 /// One operation is written back. Cycles are edge numbers, 0 = the first rising edge after reset.
 ///   issue_cycle     : the edge at which the operation's mode was read

@@ -1,8 +1,9 @@
 #pragma once
-// Legal ranges of the device's parameters and configuration, checked when a module is constructed.
+// Legal ranges of the device's parameters, checked when a module is constructed.
 #include <optional>
 #include <string>
 
+#include "opd/sc/detection_unit.hpp"
 #include "opd/types/device.hpp"
 
 namespace opd::sc {
@@ -11,11 +12,12 @@ namespace opd::sc {
 /// Source: docs/architecture.md, "Parameters".
 std::optional<std::string> parameter_error(const DeviceParameters& parameters);
 
-/// As above for the configuration; ranges are those of docs/registers.md.
-std::optional<std::string> config_error(const Config& config);
+/// Returns `parameters`; reports SC_FATAL "/opd/device/parameters" when one is illegal.
+const DeviceParameters& checked_device(const DeviceParameters& parameters);
 
-/// Reports SC_FATAL "/opd/device/parameters" or "/opd/device/config" when one of them is illegal.
-void check_device(const DeviceParameters& parameters, const Config& config);
+/// Names what does not exist of an upset's place; empty when all does.
+std::optional<std::string> upset_error(const DeviceParameters& parameters, unsigned op,
+                                       UpsetTarget target, unsigned bit);
 
 /// "name = value: must be minimum..maximum" when value is outside, else empty.
 std::optional<std::string> range_error(const char* name, long long value, long long minimum,

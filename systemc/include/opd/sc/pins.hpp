@@ -64,6 +64,17 @@ inline std::ostream& operator<<(std::ostream& out, const OpRecord& record) {
              << " cause=" << static_cast<unsigned>(record.cause);
 }
 
+inline std::ostream& operator<<(std::ostream& out, const ApbRequest& request) {
+  return out << "select=" << request.select << " enable=" << request.enable
+             << " write=" << request.write << " address=" << request.address
+             << " data=" << request.data << " strobe=" << static_cast<unsigned>(request.strobe);
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ApbResponse& response) {
+  return out << "ready=" << response.ready << " error=" << response.error
+             << " data=" << response.data;
+}
+
 /// Traces one-byte enumerations by their code.
 template <typename Enum>
 void trace_code(sc_core::sc_trace_file* file, const Enum& code, const std::string& name) {
@@ -131,6 +142,23 @@ inline void sc_trace(sc_core::sc_trace_file* file, const OpRecord& record,
   sc_core::sc_trace(file, record.flags, name + ".flags");
   sc_core::sc_trace(file, record.risk, name + ".risk");
   sc_core::sc_trace(file, record.cause, name + ".cause");
+}
+
+inline void sc_trace(sc_core::sc_trace_file* file, const ApbRequest& request,
+                     const std::string& name) {
+  sc_core::sc_trace(file, request.select, name + ".select");
+  sc_core::sc_trace(file, request.enable, name + ".enable");
+  sc_core::sc_trace(file, request.write, name + ".write");
+  sc_core::sc_trace(file, request.address, name + ".address");
+  sc_core::sc_trace(file, request.data, name + ".data");
+  sc_core::sc_trace(file, request.strobe, name + ".strobe");
+}
+
+inline void sc_trace(sc_core::sc_trace_file* file, const ApbResponse& response,
+                     const std::string& name) {
+  sc_core::sc_trace(file, response.ready, name + ".ready");
+  sc_core::sc_trace(file, response.error, name + ".error");
+  sc_core::sc_trace(file, response.data, name + ".data");
 }
 
 }  // namespace opd

@@ -25,6 +25,7 @@
 //   hazard  : an operator shorter than the pipeline is still in it when the next one of its stream
 //             is issued, and the reaction of the device comes on top: an operator runs with the
 //             mode that stands at its issue, and its completion reports that mode
+//   waiting : a source that answers kWait is asked again at every clock; operators already dealt go on
 //   empty   : an operator without elements is one beat without enabled lanes
 //   tail    : lanes past the last element are disabled and carry zeros
 //   reset   : rst_n, asynchronous, active low; operators in flight are lost and the source is
@@ -135,7 +136,7 @@ class VectorUnit : public sc_core::sc_module {
   unsigned deal_turn_ = 0;      ///< context that the next operator goes to
   unsigned select_turn_ = 0;    ///< context that is asked first
   unsigned sideband_turn_ = 0;  ///< as select_turn_
-  bool exhausted_ = false;      ///< the source has answered false
+  bool exhausted_ = false;      ///< the source has answered kEnd
 
   std::optional<Slot> selected_;            ///< register between select and issue
   std::vector<std::optional<Slot>> lanes_;  ///< ring of lane_latency stages
