@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "paths/coverage.hpp"
 #include "paths/pin_device.hpp"
 #include "paths/waveform.hpp"
 
@@ -48,6 +49,7 @@ class RtlDevice final : public PinDevice {
     // Verilator 5.006 lets a model go in the thread's latest context, which may be gone by now.
     Verilated::threadContextp(&context_);
     model_->final();
+    write_coverage(context_);
   }
   RtlDevice(const RtlDevice&) = delete;
   RtlDevice& operator=(const RtlDevice&) = delete;
