@@ -144,6 +144,15 @@ package opd_pkg;
     logic z;
   } flags_t;
 
+  // c * 2^-n of a finite binary32 magnitude: 0 below the normal range, infinity above it.
+  function automatic logic [30:0] scaled(logic [30:0] c, logic signed [11:0] n);
+    logic signed [11:0] exponent;
+    exponent = 12'({4'd0, c[30:23]}) - n;
+    if (c[30:23] == '0 || exponent < 12'sd1) return 31'd0;
+    if (exponent > 12'sd254)                 return 31'h7F80_0000;
+    return {exponent[7:0], c[22:0]};
+  endfunction
+
   // What the device says about one completion.
   typedef struct packed {
     completion_t         completion;

@@ -1,7 +1,7 @@
 // Merges the two sources of completions, the tap and the sideband, and numbers them.
 //
 // The tap cannot wait, so it wins: the sideband is ready when the tap has no completion and the
-// queue has room. Every completion uses up a number, also one that cannot be queued, so that the
+// queue's half for it has room. Every completion uses up a number, also one that cannot be queued, so that the
 // gap shows in the records.
 //
 //   latency : 0 clocks from either source to completion_o; stat_ready_o depends on registers only
@@ -25,7 +25,7 @@ module opd_intake #(
   input  opd_pkg::descriptor_t stat_descriptor_i,
   input  opd_pkg::summary_t    stat_summary_i,       // counters not yet clamped
   // Queue
-  input  logic                 queue_has_room_i,     // level < QueueDepth
+  input  logic                 queue_has_room_i,     // for the sideband: half of it is the tap's
   output logic                 completion_valid_o,
   output logic                 completion_legal_o,   // operator and format exist
   output opd_pkg::completion_t completion_o

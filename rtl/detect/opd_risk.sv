@@ -1,7 +1,7 @@
 // Risk of one sample: saturating sum of the weights of the raised flags.
 //
 //   latency : 0 clocks
-//   no flag : 0
+//   no flag : 0; Z_HALF and UPSET have no weight
 //   rule    : docs/numerics.md, "Risk"
 module opd_risk (
   input  opd_reg_pkg::cfg_t cfg_i,

@@ -30,8 +30,9 @@ void assign_bytes(Port& port, const std::uint8_t* bytes) {
 template <class Model>
 class RtlDevice final : public PinDevice {
  public:
-  /// `seed` sets what uninitialised state holds. Holds reset for two cycles, then releases it.
-  RtlDevice(const Config& config, std::optional<WaveformWindow> window = {}, int seed = 1)
+  /// `seed` sets what uninitialised state holds. Holds reset for two cycles, then releases it: the
+  /// configuration is that of reset until it is written at the pins.
+  explicit RtlDevice(std::optional<WaveformWindow> window = {}, int seed = 1)
       : window_(std::move(window)) {
     context_.randReset(2);
     context_.randSeed(seed);
@@ -41,7 +42,6 @@ class RtlDevice final : public PinDevice {
       trace_ = std::make_unique<VerilatedFstC>();
       model_->trace(trace_.get(), 99);
     }
-    pack_config(config);
     reset();
   }
   ~RtlDevice() override {
@@ -58,6 +58,8 @@ class RtlDevice final : public PinDevice {
     model_->beat_valid_i = 0;
     model_->stat_valid_i = 0;
     model_->mode_op_i = 0;
+    model_->apb_psel_i = 0;
+    model_->apb_penable_i = 0;
     model_->clk_i = 0;
     model_->rst_ni = 1;
     model_->eval();
@@ -82,6 +84,10 @@ class RtlDevice final : public PinDevice {
     output.queue_level = model_->queue_level_o;
     output.queue_high_water = model_->queue_high_water_o;
     output.unseen_count = model_->unseen_count_o;
+    output.irq = model_->irq_o != 0;
+    output.apb = {.ready = model_->apb_pready_o != 0,
+                  .error = model_->apb_pslverr_o != 0,
+                  .data = model_->apb_prdata_o};
     if (output.record_valid) {
       output.record = {.seq = model_->record_seq_o,
                        .step = model_->record_step_o,
@@ -112,6 +118,9 @@ class RtlDevice final : public PinDevice {
 
   /// Edges since reset release.
   [[nodiscard]] std::uint64_t cycle() const { return cycle_; }
+
+  /// For tests that change stored state behind the device's back.
+  [[nodiscard]] Model& model() { return *model_; }
 
   /// drive() + edge() without reading outputs: what a bare simulation of the device costs.
   void run_cycle(const CycleInput& input) {
@@ -154,6 +163,14 @@ class RtlDevice final : public PinDevice {
       model_->stat_zero_count_i = s.zero_count;
     }
     model_->mode_op_i = input.mode_op;
+    model_->apb_psel_i = input.apb.select;
+    model_->apb_penable_i = input.apb.enable;
+    if (input.apb.select) {
+      model_->apb_pwrite_i = input.apb.write;
+      model_->apb_paddr_i = input.apb.address & 0xFFFu;
+      model_->apb_pwdata_i = input.apb.data;
+      model_->apb_pstrb_i = input.apb.strobe & 0xFu;
+    }
   }
 
   void settle() {
@@ -175,20 +192,6 @@ class RtlDevice final : public PinDevice {
       trace_->close();
       trace_.reset();
     }
-  }
-
-  void pack_config(const Config& config) {
-    std::array<std::uint8_t, sizeof(model_->cfg_i)> bytes{};
-    for (const ConfigField& field : kConfigFields) {
-      const auto value = static_cast<std::uint32_t>(field.get(config));
-      for (unsigned bit = 0; bit < field.width; ++bit) {
-        const unsigned position = field.packed_low + bit;
-        if ((value >> bit & 1u) != 0) {
-          bytes[position / 8] = static_cast<std::uint8_t>(bytes[position / 8] | 1u << position % 8);
-        }
-      }
-    }
-    detail::assign_bytes(model_->cfg_i, bytes.data());
   }
 
   VerilatedContext context_;
