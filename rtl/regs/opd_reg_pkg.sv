@@ -139,69 +139,108 @@ package opd_reg_pkg;
     limit_fp16: 14'd512
   };
 
-  // The configuration that the registers hold.
-  function automatic cfg_t config_of(opd_regblock_pkg::opd__out_t registers);
-    cfg_t cfg;
-    cfg.limit_fp16 = registers.LIMIT_FP16.VALUE.value;
-    cfg.limit_bf16 = registers.LIMIT_BF16.VALUE.value;
-    cfg.limit_e4m3 = registers.LIMIT_E4M3.VALUE.value;
-    cfg.limit_e5m2 = registers.LIMIT_E5M2.VALUE.value;
-    cfg.limit_fp32 = registers.LIMIT_FP32.VALUE.value;
-    cfg.baseline_shift = registers.BASELINE.SHIFT.value;
-    cfg.baseline_reseed_run = registers.BASELINE.RESEED_RUN.value;
-    cfg.baseline_warmup_samples = registers.BASELINE.WARMUP_SAMPLES.value;
-    cfg.forecast_headroom = registers.FORECAST.HEADROOM.value;
-    cfg.forecast_shift = registers.FORECAST.SHIFT.value;
-    cfg.critical_headroom = registers.CRITICAL.HEADROOM.value;
-    cfg.jump_threshold = registers.JUMP.THRESHOLD.value;
-    cfg.jump_min_samples = registers.JUMP.MIN_SAMPLES.value;
-    cfg.weight_z = registers.WEIGHT_LOW.Z.value;
-    cfg.weight_d2 = registers.WEIGHT_LOW.D2.value;
-    cfg.weight_forecast = registers.WEIGHT_LOW.FORECAST.value;
-    cfg.weight_critical = registers.WEIGHT_LOW.CRITICAL.value;
-    cfg.weight_jump = registers.WEIGHT_HIGH.JUMP.value;
-    cfg.weight_nonfinite = registers.WEIGHT_HIGH.NONFINITE.value;
-    cfg.weight_saturated = registers.WEIGHT_HIGH.SATURATED.value;
-    cfg.weight_warmup = registers.WEIGHT_HIGH.WARMUP.value;
-    cfg.risk_stable = registers.RISK.STABLE.value;
-    cfg.risk_safe = registers.RISK.SAFE.value;
-    cfg.quiet_steps = registers.TIMERS.QUIET_STEPS.value;
-    cfg.safe_steps = registers.TIMERS.SAFE_STEPS.value;
-    cfg.desensitise_steps = registers.DESENSITISE.STEPS.value;
-    cfg.desensitise_jump = registers.DESENSITISE.JUMP.value;
-    cfg.desensitise_horizon = registers.DESENSITISE.HORIZON.value;
-    cfg.published_order = registers.PUBLISHED.ORDER.value;
-    cfg.published_d2_floor_shift = registers.PUBLISHED.D2_FLOOR_SHIFT.value;
-    cfg.published_min_samples = registers.PUBLISHED.MIN_SAMPLES.value;
-    cfg.published_alpha = registers.PUBLISHED_ALPHA.VALUE.value;
-    cfg.z_threshold = registers.Z_THRESHOLD.VALUE.value;
-    cfg.z_threshold_desensitised = registers.Z_THRESHOLD_DESENSITISED.VALUE.value;
-    cfg.d2_threshold = registers.D2_THRESHOLD.VALUE.value;
-    cfg.d2_threshold_desensitised = registers.D2_THRESHOLD_DESENSITISED.VALUE.value;
-    cfg.variance_floor = registers.VARIANCE_FLOOR.VALUE.value;
-    cfg.hint_loss_scale_shift = registers.HINT_SETTING.LOSS_SCALE_SHIFT.value;
-    cfg.hint_clip_shift = registers.HINT_SETTING.CLIP_SHIFT.value;
-    cfg.hint_learning_rate_factor = registers.HINT_LEARNING_RATE_SETTING.FACTOR.value;
-    cfg.control_enable = registers.CONTROL.ENABLE.value;
-    return cfg;
-  endfunction
-
-  // Whether every field of the register at `address` may hold its part of `data`.
-  function automatic logic in_range(logic [11:0] address, logic [31:0] data);
-    case (address)
-      12'h098: return data[1:0] <= 2'd2;  // OP_SETTING
-      12'h120: return data[3:0] >= 4'd1 && data[3:0] <= 4'd8;  // BASELINE
-      12'h150: return data[7:0] >= 8'd1 && data[15:8] >= 8'd1;  // RISK
-      12'h154: return data[7:0] >= 8'd1 && data[15:8] >= 8'd1;  // TIMERS
-      12'h164: return data[31:0] >= 32'd8388608 && data[31:0] <= 32'd1065353216;  // PUBLISHED_ALPHA
-      12'h168: return data[31:0] <= 32'd1266679808;  // Z_THRESHOLD
-      12'h16C: return data[31:0] <= 32'd1266679808;  // Z_THRESHOLD_DESENSITISED
-      12'h170: return data[31:0] <= 32'd2139095039;  // D2_THRESHOLD
-      12'h174: return data[31:0] <= 32'd2139095039;  // D2_THRESHOLD_DESENSITISED
-      12'h178: return data[31:0] <= 32'd2139095039;  // VARIANCE_FLOOR
-      12'h184: return data[16:0] <= 17'd65536;  // HINT_LEARNING_RATE_SETTING
-      default: return 1'b1;
-    endcase
+  // Whether software may do this: there is a register at the address that can be read or written, and a write
+  // leaves every field in its range.
+  function automatic logic access_is_legal(logic write, logic [11:0] address, logic [31:0] data);
+    access_is_legal = 1'b0;
+    if (write) begin
+      case (address)
+        12'h024: access_is_legal = 1'b1;  // COMMAND
+        12'h028: access_is_legal = 1'b1;  // LEARNING_RATE_CHANGE
+        12'h040: access_is_legal = 1'b1;  // IRQ_STATUS
+        12'h044: access_is_legal = 1'b1;  // IRQ_ENABLE
+        12'h06C: access_is_legal = 1'b1;  // EVENT_POP
+        12'h090: access_is_legal = 1'b1;  // OP_COMMAND
+        12'h098: access_is_legal = data[1:0] <= 2'd2;  // OP_SETTING
+        12'h100: access_is_legal = 1'b1;  // LIMIT_FP16
+        12'h104: access_is_legal = 1'b1;  // LIMIT_BF16
+        12'h108: access_is_legal = 1'b1;  // LIMIT_E4M3
+        12'h10C: access_is_legal = 1'b1;  // LIMIT_E5M2
+        12'h110: access_is_legal = 1'b1;  // LIMIT_FP32
+        12'h120: access_is_legal = data[3:0] >= 4'd1 && data[3:0] <= 4'd8;  // BASELINE
+        12'h124: access_is_legal = 1'b1;  // FORECAST
+        12'h128: access_is_legal = 1'b1;  // CRITICAL
+        12'h12C: access_is_legal = 1'b1;  // JUMP
+        12'h140: access_is_legal = 1'b1;  // WEIGHT_LOW
+        12'h144: access_is_legal = 1'b1;  // WEIGHT_HIGH
+        12'h150: access_is_legal = data[7:0] >= 8'd1 && data[15:8] >= 8'd1;  // RISK
+        12'h154: access_is_legal = data[7:0] >= 8'd1 && data[15:8] >= 8'd1;  // TIMERS
+        12'h158: access_is_legal = 1'b1;  // DESENSITISE
+        12'h160: access_is_legal = 1'b1;  // PUBLISHED
+        12'h164: access_is_legal = data[31:0] >= 32'd8388608 && data[31:0] <= 32'd1065353216;  // PUBLISHED_ALPHA
+        12'h168: access_is_legal = data[31:0] <= 32'd1266679808;  // Z_THRESHOLD
+        12'h16C: access_is_legal = data[31:0] <= 32'd1266679808;  // Z_THRESHOLD_DESENSITISED
+        12'h170: access_is_legal = data[31:0] <= 32'd2139095039;  // D2_THRESHOLD
+        12'h174: access_is_legal = data[31:0] <= 32'd2139095039;  // D2_THRESHOLD_DESENSITISED
+        12'h178: access_is_legal = data[31:0] <= 32'd2139095039;  // VARIANCE_FLOOR
+        12'h180: access_is_legal = 1'b1;  // HINT_SETTING
+        12'h184: access_is_legal = data[16:0] <= 17'd65536;  // HINT_LEARNING_RATE_SETTING
+        12'h190: access_is_legal = 1'b1;  // CONTROL
+        default: ;
+      endcase
+    end else begin
+      case (address)
+        12'h000: access_is_legal = 1'b1;  // ID
+        12'h004: access_is_legal = 1'b1;  // VERSION
+        12'h008: access_is_legal = 1'b1;  // CAPABILITY_OPS
+        12'h00C: access_is_legal = 1'b1;  // CAPABILITY_ENGINES
+        12'h010: access_is_legal = 1'b1;  // CAPABILITY_TAP
+        12'h014: access_is_legal = 1'b1;  // CAPABILITY_QUEUES
+        12'h028: access_is_legal = 1'b1;  // LEARNING_RATE_CHANGE
+        12'h040: access_is_legal = 1'b1;  // IRQ_STATUS
+        12'h044: access_is_legal = 1'b1;  // IRQ_ENABLE
+        12'h048: access_is_legal = 1'b1;  // QUEUE
+        12'h04C: access_is_legal = 1'b1;  // UNSEEN
+        12'h050: access_is_legal = 1'b1;  // EVENTS
+        12'h054: access_is_legal = 1'b1;  // EVENTS_LOST
+        12'h058: access_is_legal = 1'b1;  // UPSETS
+        12'h060: access_is_legal = 1'b1;  // EVENT_STEP
+        12'h064: access_is_legal = 1'b1;  // EVENT_OP
+        12'h068: access_is_legal = 1'b1;  // EVENT_SCORE
+        12'h070: access_is_legal = 1'b1;  // STABLE_OPS
+        12'h074: access_is_legal = 1'b1;  // SAFE_OPS
+        12'h078: access_is_legal = 1'b1;  // HINT
+        12'h07C: access_is_legal = 1'b1;  // HINT_LEARNING_RATE
+        12'h080: access_is_legal = 1'b1;  // LAST_CLEAN_STEP
+        12'h084: access_is_legal = 1'b1;  // LAST_CLEAN
+        12'h090: access_is_legal = 1'b1;  // OP_COMMAND
+        12'h094: access_is_legal = 1'b1;  // OP_STATUS
+        12'h098: access_is_legal = 1'b1;  // OP_SETTING
+        12'h0A0: access_is_legal = 1'b1;  // OP_CONTROL
+        12'h0A4: access_is_legal = 1'b1;  // OP_HISTORY
+        12'h0A8: access_is_legal = 1'b1;  // OP_BASELINE
+        12'h0AC: access_is_legal = 1'b1;  // OP_ANCHOR
+        12'h0B0: access_is_legal = 1'b1;  // OP_MEAN
+        12'h0B4: access_is_legal = 1'b1;  // OP_VARIANCE
+        12'h0B8: access_is_legal = 1'b1;  // OP_LAST
+        12'h0BC: access_is_legal = 1'b1;  // OP_SLOPE
+        12'h100: access_is_legal = 1'b1;  // LIMIT_FP16
+        12'h104: access_is_legal = 1'b1;  // LIMIT_BF16
+        12'h108: access_is_legal = 1'b1;  // LIMIT_E4M3
+        12'h10C: access_is_legal = 1'b1;  // LIMIT_E5M2
+        12'h110: access_is_legal = 1'b1;  // LIMIT_FP32
+        12'h120: access_is_legal = 1'b1;  // BASELINE
+        12'h124: access_is_legal = 1'b1;  // FORECAST
+        12'h128: access_is_legal = 1'b1;  // CRITICAL
+        12'h12C: access_is_legal = 1'b1;  // JUMP
+        12'h140: access_is_legal = 1'b1;  // WEIGHT_LOW
+        12'h144: access_is_legal = 1'b1;  // WEIGHT_HIGH
+        12'h150: access_is_legal = 1'b1;  // RISK
+        12'h154: access_is_legal = 1'b1;  // TIMERS
+        12'h158: access_is_legal = 1'b1;  // DESENSITISE
+        12'h160: access_is_legal = 1'b1;  // PUBLISHED
+        12'h164: access_is_legal = 1'b1;  // PUBLISHED_ALPHA
+        12'h168: access_is_legal = 1'b1;  // Z_THRESHOLD
+        12'h16C: access_is_legal = 1'b1;  // Z_THRESHOLD_DESENSITISED
+        12'h170: access_is_legal = 1'b1;  // D2_THRESHOLD
+        12'h174: access_is_legal = 1'b1;  // D2_THRESHOLD_DESENSITISED
+        12'h178: access_is_legal = 1'b1;  // VARIANCE_FLOOR
+        12'h180: access_is_legal = 1'b1;  // HINT_SETTING
+        12'h184: access_is_legal = 1'b1;  // HINT_LEARNING_RATE_SETTING
+        12'h190: access_is_legal = 1'b1;  // CONTROL
+        default: ;
+      endcase
+    end
   endfunction
 
 endpackage : opd_reg_pkg
