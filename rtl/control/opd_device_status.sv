@@ -41,11 +41,11 @@ module opd_device_status (
     return count;
   endfunction
 
-  function automatic opd_pkg::hints_t hints(opd_reg_pkg::cfg_t cfg, logic not_fast, logic safe);
+  function automatic opd_pkg::hints_t hints(logic not_fast, logic safe);
     return '{
-      loss_scale_shift:     not_fast ? cfg.hint_loss_scale_shift : 8'sd0,
-      clip_shift:           not_fast ? cfg.hint_clip_shift : 8'sd0,
-      learning_rate_factor: safe ? cfg.hint_learning_rate_factor : 17'd65536
+      loss_scale_shift:     not_fast ? cfg_i.hint_loss_scale_shift : 8'sd0,
+      clip_shift:           not_fast ? cfg_i.hint_clip_shift : 8'sd0,
+      learning_rate_factor: safe ? cfg_i.hint_learning_rate_factor : 17'd65536
     };
   endfunction
 
@@ -56,12 +56,11 @@ module opd_device_status (
     if (mode_change_valid_i) begin
       stable_ops_d = count_after(stable_ops_q, opd_reg_pkg::ModeStable, old_mode_i, new_mode_i);
       safe_ops_d   = count_after(safe_ops_q, opd_reg_pkg::ModeSafe, old_mode_i, new_mode_i);
-      hint_changed_o =
-          hints(cfg_i, stable_ops_d != '0 || safe_ops_d != '0, safe_ops_d != '0) != hints_o;
+      hint_changed_o = hints(stable_ops_d != '0 || safe_ops_d != '0, safe_ops_d != '0) != hints_o;
     end
   end
 
-  assign hints_o      = hints(cfg_i, stable_ops_q != '0 || safe_ops_q != '0, safe_ops_q != '0);
+  assign hints_o      = hints(stable_ops_q != '0 || safe_ops_q != '0, safe_ops_q != '0);
   assign stable_ops_o = stable_ops_q;
   assign safe_ops_o   = safe_ops_q;
 
