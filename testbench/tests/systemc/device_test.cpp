@@ -108,7 +108,7 @@ TEST(SystemcDeviceTiming, OneCompletionPerTwoCycles) {
 }
 
 TEST(SystemcDeviceTiming, AFullQueueDropsAndCounts) {
-  DeviceBench bench({.queue_depth = 2});
+  DeviceBench bench({.queue_depth = 2, .published_engine = false});
   // Eight last beats at edges 0..7 are pushed at 1..8. Pops are at 2, 4, 6, 8: a push at the edge
   // of a pop is taken even when the queue is full, so 5 and 7 find it full and completions 4 and 6
   // are lost.
@@ -134,7 +134,7 @@ TEST(SystemcDeviceTiming, AFullQueueDropsAndCounts) {
 }
 
 TEST(SystemcDeviceTiming, AFullQueueHoldsTheSidebandUp) {
-  DeviceBench bench({.queue_depth = 1});
+  DeviceBench bench({.queue_depth = 1, .published_engine = false});
   // Depth 1: a statistic is taken at 0 and popped at 1, when the queue still counts as full for the
   // handshake. So one is taken at 2, and popped at 3, and so on.
   std::vector<bool> ready;
@@ -146,7 +146,7 @@ TEST(SystemcDeviceTiming, AFullQueueHoldsTheSidebandUp) {
 }
 
 TEST(SystemcDevice, InterleavedStreamsAreApart) {
-  DeviceBench bench({.num_streams = 3});
+  DeviceBench bench({.num_streams = 3, .published_engine = false});
   // Three operators of two, three and one beats; 32 FP16 elements per beat.
   const std::vector<std::uint32_t> full(32, kOne);
   std::vector<std::uint32_t> with_infinity = full;
@@ -209,7 +209,7 @@ class SystemcDeviceWidth : public testing::TestWithParam<unsigned> {};
 
 TEST_P(SystemcDeviceWidth, EveryFormatAgainstTheSummaryByValue) {
   const unsigned beat_bytes = GetParam() / 8;
-  DeviceBench bench({.datapath_width = GetParam()});
+  DeviceBench bench({.datapath_width = GetParam(), .published_engine = false});
   const std::uint64_t seed = case_seed(100 + GetParam());
   SCOPED_TRACE("OPD_SEED=" + std::to_string(seed));
   std::mt19937_64 rng(seed);
@@ -252,7 +252,7 @@ TEST_P(SystemcDeviceWidth, EveryFormatAgainstTheSummaryByValue) {
 INSTANTIATE_TEST_SUITE_P(Widths, SystemcDeviceWidth, testing::Values(32u, 96u, 256u, 512u));
 
 TEST(SystemcDevice, CountersStopAndIndicesStopOneBelow) {
-  DeviceBench bench({.counter_width = 4});
+  DeviceBench bench({.counter_width = 4, .published_engine = false});
   std::vector<std::uint32_t> elements(32, 0);
   elements[20] = kInfinity;
   bench.edge(make_beat(fp16(0), elements, true));
@@ -278,7 +278,7 @@ TEST(SystemcDevice, CountersStopAndIndicesStopOneBelow) {
 }
 
 TEST(SystemcDevice, IllegalCompletionsUseUpTheirSeqAndAreCounted) {
-  DeviceBench bench({.num_ops = 4});
+  DeviceBench bench({.num_ops = 4, .published_engine = false});
   bench.edge(make_beat(fp16(4), {kOne}, true));  // no such operator
   OpDescriptor unknown = fp16(0);
   unknown.format = static_cast<Format>(5);
@@ -299,7 +299,7 @@ TEST(SystemcDevice, IllegalCompletionsUseUpTheirSeqAndAreCounted) {
 }
 
 TEST(SystemcDevice, IllegalAndFullCountsOnce) {
-  DeviceBench bench({.num_ops = 4, .queue_depth = 1});
+  DeviceBench bench({.num_ops = 4, .queue_depth = 1, .published_engine = false});
   for (int i = 0; i < 3; ++i) bench.edge(make_beat(fp16(0), {kOne}, true));
   // Pushes: 0 at edge 1, 1 at edge 2 (with a pop), 2 at edge 3 into a full queue.
   bench.edge(make_beat(fp16(9), {kOne}, true));  // folded at edge 4
@@ -309,7 +309,7 @@ TEST(SystemcDevice, IllegalAndFullCountsOnce) {
 }
 
 TEST(SystemcDevice, AStreamThatDoesNotExistIsIgnored) {
-  DeviceBench bench({.num_streams = 2});
+  DeviceBench bench({.num_streams = 2, .published_engine = false});
   bench.edge(make_beat(fp16(0), {kOne}, true, 2));
   bench.edge(make_beat(fp16(1), {kOne}, true, 1));
   bench.idle(6);
@@ -320,7 +320,7 @@ TEST(SystemcDevice, AStreamThatDoesNotExistIsIgnored) {
 }
 
 TEST(SystemcDevice, TheModePortIsCombinational) {
-  DeviceBench bench({.num_ops = 4});
+  DeviceBench bench({.num_ops = 4, .published_engine = false});
   bench.edge(make_beat(fp16(3), {kInfinity}, true));
   bench.idle(4);
   int compared = 0;
@@ -334,7 +334,7 @@ TEST(SystemcDevice, TheModePortIsCombinational) {
 }
 
 TEST(SystemcDevice, ResetIsAsynchronousAndEmptiesEverything) {
-  DeviceBench bench({.queue_depth = 2});
+  DeviceBench bench({.queue_depth = 2, .published_engine = false});
   for (int i = 0; i < 8; ++i) bench.edge(make_beat(fp16(3, 7), {kInfinity}, true));
   bench.idle(8);
   for (int i = 0; i < 3; ++i) bench.edge(make_beat(fp16(3, 7), {kInfinity}, true));
@@ -412,16 +412,20 @@ std::string fatal_type(const Construct& construct, std::string& message) {
 
 TEST(SystemcDeviceFatal, ParametersOutOfRange) {
   std::string message;
-  EXPECT_EQ(fatal_type([] { sc::Device("device", {.queue_depth = 256}, {}); }, message),
+  EXPECT_EQ(fatal_type([] { sc::Device("device", {.queue_depth = 256}); }, message),
             "/opd/device/parameters");
   EXPECT_EQ(message, "queue_depth = 256: must be 1..255");
 }
 
-TEST(SystemcDeviceFatal, ConfigOutOfRange) {
+TEST(SystemcDeviceFatal, AnUpsetOfNothing) {
+  DeviceBench bench({.num_ops = 4});
   std::string message;
-  EXPECT_EQ(fatal_type([] { sc::Device("device", {}, {.baseline_shift = 9}); }, message),
-            "/opd/device/config");
-  EXPECT_EQ(message, "baseline_shift = 9: must be 1..8");
+  EXPECT_EQ(fatal_type([&] { bench.inject_upset(4, sc::UpsetTarget::kMemory); }, message),
+            "/opd/device/upset");
+  EXPECT_EQ(message, "op = 4: must be 0..3");
+  EXPECT_EQ(fatal_type([&] { bench.inject_upset(0, sc::UpsetTarget::kModeRegister, 3); }, message),
+            "/opd/device/upset");
+  EXPECT_EQ(message, "bit = 3: must be 0..2");
 }
 
 }  // namespace

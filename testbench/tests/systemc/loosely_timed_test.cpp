@@ -22,15 +22,16 @@ using sc::Operation;
 class LooselyTimedBench {
  public:
   LooselyTimedBench(std::vector<Operation> operations, const sc::LooselyTimedUnitParameters& unit,
-                    const DeviceParameters& device = {}, const Config& config = kFixedConfig)
+                    const DeviceParameters& device = {})
       : operations_(std::move(operations)),
-        device_("lt_device", device, config, unit.clock_period),
+        device_("lt_device", device, unit.clock_period),
         unit_(
             "lt_unit", unit,
             [this](Operation& operation) {
-              if (next_ == operations_.size()) return false;
+              if (next_ == operations_.size()) return sc::SourceAnswer::kEnd;
+              if (hold && hold()) return sc::SourceAnswer::kWait;
               operation = operations_[next_++];
-              return true;
+              return sc::SourceAnswer::kOperation;
             },
             [this](const OpRecord& record, const TapCounts& tap_counts) {
               records.push_back(record);
@@ -48,7 +49,9 @@ class LooselyTimedBench {
     unit_.restart();
   }
   bool done() const { return unit_.done(); }
+  LooselyTimedDevice& device() { return device_; }
 
+  std::function<bool()> hold;  ///< while true the source answers "wait"
   std::vector<OpRecord> records;
   std::vector<TapCounts> counts;
   std::vector<ReportedCompletion> completions;
@@ -69,7 +72,7 @@ TEST_P(SystemcLooselyTimedRandom, RecordsEqualTheCycleAccurateOnes) {
   const std::uint64_t seed = case_seed(900 + streams);
   SCOPED_TRACE("OPD_SEED=" + std::to_string(seed));
   std::mt19937_64 rng(seed);
-  OperationList list = OperationList::random(rng, 4000, 16, 700);
+  OperationList list = OperationList::random(rng, 4000, 16, 1400);
   // No operator may meet a full queue here: the loosely timed device has none.
   const DeviceParameters device{.num_ops = 16,
                                 .datapath_width = 256,
@@ -192,6 +195,12 @@ class Master : public sc_core::sc_module {
     return transport(transaction);
   }
 
+  tlm::tlm_response_status write(sc_dt::uint64 address, std::uint32_t value) {
+    tlm::tlm_generic_payload transaction;
+    fill(transaction, tlm::TLM_WRITE_COMMAND, address, &value, sizeof(value));
+    return transport(transaction);
+  }
+
   std::uint32_t word(sc_dt::uint64 address) {
     std::uint32_t value = 0xDEADBEEF;
     EXPECT_EQ(read(address, &value, 4), tlm::TLM_OK_RESPONSE) << address;
@@ -224,10 +233,14 @@ class Master : public sc_core::sc_module {
 };
 
 struct Target {
-  explicit Target(const DeviceParameters& parameters = {.num_ops = 8})
-      : device("device", parameters, kFixedConfig) {
+  explicit Target(const DeviceParameters& parameters = {.num_ops = 8},
+                  const Config& config = kFixedConfig)
+      : device("device", parameters) {
     master.socket.bind(device.socket);
     sc_core::sc_start(sc_core::SC_ZERO_TIME);
+    for (const auto& [address, value] : register_values(config)) {
+      EXPECT_EQ(master.write(address, value), tlm::TLM_OK_RESPONSE) << address;
+    }
   }
   LooselyTimedDevice device;
   Master master{"master"};
@@ -253,29 +266,35 @@ TEST(SystemcLooselyTimedDevice, ErrorResponsesAndNothingChanges) {
     Extra extra;
     tlm::tlm_response_status expected;
   } bad[] = {
-      {"no such address", kRead, 0x40, 4, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
+      {"no such register", kRead, 0x18, 4, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
       {"between registers", kRead, 0x102, 4, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
-      {"after the registers", kRead, 0x158, 4, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
+      {"after the registers", kRead, 0x194, 4, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
+      {"outside the map", kRead, 0x1004, 4, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
       {"after the modes", kRead, 0x10008, 1, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
       {"modes past the last", kRead, 0x10007, 2, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
       {"far away", kRead, ~sc_dt::uint64{0}, 1, Extra::kNone, tlm::TLM_ADDRESS_ERROR_RESPONSE},
-      {"read of OPERATION", kRead, 0, 64, Extra::kExtension, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"read of OPERATION", kRead, 0x1000, 64, Extra::kExtension, tlm::TLM_COMMAND_ERROR_RESPONSE},
       {"write of a mode", kWrite, 0x10001, 1, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
-      {"write of a register", kWrite, 0x120, 4, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
-      {"write of RECORD", kWrite, 0x20, 44, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
-      {"ignore at RECORD", kIgnore, 0x20, 44, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
-      {"statistic with elements", kWrite, 0, 64, Extra::kStatistic,
+      {"write of a status", kWrite, 0x070, 4, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"read of a command", kRead, 0x024, 4, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"ignore at a register", kIgnore, 0x120, 4, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"value out of range", kWrite, 0x120, 4, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"no such operator", kWrite, 0x090, 4, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"write of RECORD", kWrite, 0x1020, 44, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"ignore at RECORD", kIgnore, 0x1020, 44, Extra::kNone, tlm::TLM_COMMAND_ERROR_RESPONSE},
+      {"statistic with elements", kWrite, 0x1000, 64, Extra::kStatistic,
        tlm::TLM_COMMAND_ERROR_RESPONSE},
-      {"no extension", kWrite, 0, 64, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
-      {"empty, no extension", kIgnore, 0, 0, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
-      {"no data array", kWrite, 0, 64, Extra::kNoData, tlm::TLM_GENERIC_ERROR_RESPONSE},
-      {"half an element", kWrite, 0, 63, Extra::kExtension, tlm::TLM_BURST_ERROR_RESPONSE},
-      {"write of nothing", kWrite, 0, 0, Extra::kExtension, tlm::TLM_BURST_ERROR_RESPONSE},
-      {"narrow stream", kWrite, 0, 64, Extra::kNarrowStream, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"no extension", kWrite, 0x1000, 64, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"empty, no extension", kIgnore, 0x1000, 0, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"no data array", kWrite, 0x1000, 64, Extra::kNoData, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"half an element", kWrite, 0x1000, 63, Extra::kExtension, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"write of nothing", kWrite, 0x1000, 0, Extra::kExtension, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"narrow stream", kWrite, 0x1000, 64, Extra::kNarrowStream, tlm::TLM_BURST_ERROR_RESPONSE},
       {"half a register", kRead, 0x120, 2, Extra::kNone, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"half a write", kWrite, 0x154, 2, Extra::kNone, tlm::TLM_BURST_ERROR_RESPONSE},
       {"two registers", kRead, 0x100, 8, Extra::kNone, tlm::TLM_BURST_ERROR_RESPONSE},
-      {"half a record", kRead, 0x20, 32, Extra::kNone, tlm::TLM_BURST_ERROR_RESPONSE},
-      {"more records than wait", kRead, 0x20, 88, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
+      {"half a record", kRead, 0x1020, 32, Extra::kNone, tlm::TLM_BURST_ERROR_RESPONSE},
+      {"more records than wait", kRead, 0x1020, 88, Extra::kNone, tlm::TLM_GENERIC_ERROR_RESPONSE},
       {"byte enables", kRead, 0x120, 4, Extra::kByteEnable, tlm::TLM_BYTE_ENABLE_ERROR_RESPONSE},
   };
   int compared = 0;
@@ -300,10 +319,13 @@ TEST(SystemcLooselyTimedDevice, ErrorResponsesAndNothingChanges) {
     EXPECT_EQ(data, data_before) << row.what;
     EXPECT_EQ(master.delay, delay_before) << row.what;
     EXPECT_EQ(master.word(LooselyTimedDevice::kRecordLevelAddress), 1u) << row.what;
-    EXPECT_EQ(master.word(LooselyTimedDevice::kUnseenCountAddress), 1u) << row.what;
+    EXPECT_EQ(master.word(reg::kUnseen), 1u) << row.what;
     ++compared;
   }
-  EXPECT_EQ(compared, 23);
+  EXPECT_EQ(compared, 29);
+  for (const auto& [address, value] : register_values(kFixedConfig)) {
+    EXPECT_EQ(master.word(address), value) << address;
+  }
 
   ASSERT_EQ(master.operate({.op = 2}, ones(64)), tlm::TLM_OK_RESPONSE);
   sc::RecordEntry entries[2];
@@ -316,18 +338,163 @@ TEST(SystemcLooselyTimedDevice, ErrorResponsesAndNothingChanges) {
   EXPECT_EQ(master.word(LooselyTimedDevice::kRecordLevelAddress), 0u);
 }
 
-TEST(SystemcLooselyTimedDevice, ConfigurationRegistersAreReadable) {
+TEST(SystemcLooselyTimedDevice, EveryAddressOfTheRegisterMap) {
+  Target target({.num_ops = 8, .event_depth = 3}, Config{});
+  Master& master = target.master;
+  int readable = 0, write_only = 0, unmapped = 0;
+  for (std::uint32_t address = 0; address < LooselyTimedDevice::kRegisterBytes; ++address) {
+    const Register* found = nullptr;
+    for (const Register& candidate : kRegisters) {
+      if (candidate.address == address) found = &candidate;
+    }
+    std::uint32_t value = 0;
+    const auto status = master.read(address, &value, 4);
+    if (found == nullptr) {
+      ASSERT_EQ(status, tlm::TLM_ADDRESS_ERROR_RESPONSE) << address;
+      ASSERT_EQ(master.write(address, 0), tlm::TLM_ADDRESS_ERROR_RESPONSE) << address;
+      ++unmapped;
+    } else if (found->readable == 0) {
+      ASSERT_EQ(status, tlm::TLM_COMMAND_ERROR_RESPONSE) << found->name;
+      ++write_only;
+    } else {
+      ASSERT_EQ(status, tlm::TLM_OK_RESPONSE) << found->name;
+      if (found->volatile_bits == 0) {
+        ASSERT_EQ(value, found->reset) << found->name;
+      }
+      ++readable;
+    }
+    if (found == nullptr) continue;
+    // The value that was read is a legal one to write; IRQ_STATUS has nothing to clear.
+    ASSERT_EQ(master.write(address, value), found->writable == 0
+                                                ? tlm::TLM_COMMAND_ERROR_RESPONSE
+                                                : tlm::TLM_OK_RESPONSE)
+        << found->name;
+  }
+  EXPECT_EQ(readable, 58);
+  EXPECT_EQ(write_only, 2);
+  EXPECT_EQ(unmapped, 4096 - 60);
+  EXPECT_EQ(master.word(reg::kCapabilityQueues), 8u + 3 * 256 + 32 * 65536);
+}
+
+std::vector<std::byte> with_infinity() {
+  auto bad = ones(64);
+  bad[1] = std::byte{0x7C};
+  return bad;
+}
+
+TEST(SystemcLooselyTimedDevice, CommandsAreDoneWhenTheCallReturns) {
   Target target;
   Master& master = target.master;
-  EXPECT_EQ(master.word(0x100), 512u);
-  EXPECT_EQ(master.word(0x120), 4u | 16u << 8 | 16u << 16);
-  EXPECT_EQ(master.word(0x124), 128u | 1u << 16);
-  EXPECT_EQ(master.word(0x128), 32u);
-  EXPECT_EQ(master.word(0x12C), 96u | 16u << 16);
-  EXPECT_EQ(master.word(0x140), 128u << 16 | 127u << 24);
-  EXPECT_EQ(master.word(0x144), 128u | 255u << 8 | 128u << 16);
-  EXPECT_EQ(master.word(0x150), 128u | 255u << 8);
-  EXPECT_EQ(master.word(0x154), 64u | 8u << 8);
+  ASSERT_EQ(master.operate({.op = 6, .step = 9}, ones(64)), tlm::TLM_OK_RESPONSE);
+  ASSERT_EQ(master.write(reg::kOpSetting, 2u | 1u << 8), tlm::TLM_OK_RESPONSE);
+  ASSERT_EQ(master.write(reg::kOpCommand, 6u | 3u << 16), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(master.word(reg::kOpStatus), 0u);
+  EXPECT_EQ(master.word(reg::kOpControl), 2u | 1u << 2 | 9u << 16);
+  EXPECT_EQ(master.word(reg::kOpHistory), 1u);
+  EXPECT_EQ(master.word(reg::kSafeOps), 1u);
+  EXPECT_EQ(master.word(reg::kHintLearningRate), 6554u);
+  std::uint8_t mode = 0;
+  ASSERT_EQ(master.read(LooselyTimedDevice::kModeAddress + 6, &mode, 1), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(mode, 2);
+  ASSERT_EQ(master.write(reg::kOpCommand, 6u | 1u << 16), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(master.word(reg::kSafeOps), 0u);
+}
+
+TEST(SystemcLooselyTimedDevice, EventsAreBoundedAndCountersClear) {
+  Target target({.num_ops = 8, .event_depth = 2});
+  Master& master = target.master;
+  for (std::uint32_t step = 1; step <= 4; ++step) {
+    ASSERT_EQ(master.operate({.op = 1, .step = step}, with_infinity()), tlm::TLM_OK_RESPONSE);
+  }
+  EXPECT_EQ(master.word(reg::kEvents), 2u | 2u << 8);
+  EXPECT_EQ(master.word(reg::kEventsLost), 2u);
+  EXPECT_EQ(master.word(reg::kEventStep), 1u);
+  EXPECT_EQ(master.word(reg::kIrqStatus), 1u | 2u | 8u | 16u);
+  ASSERT_EQ(master.write(reg::kEventPop, 1), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(master.word(reg::kEventStep), 2u);
+  ASSERT_EQ(master.write(reg::kCommand, 1), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(master.word(reg::kEvents), 1u | 1u << 8);
+  EXPECT_EQ(master.word(reg::kEventsLost), 0u);
+  ASSERT_EQ(master.write(reg::kIrqStatus, 0x3F), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(master.word(reg::kIrqStatus), 0u);
+}
+
+TEST(SystemcLooselyTimedDevice, UpsetsAreRepaired) {
+  Target target;
+  Master& master = target.master;
+  ASSERT_EQ(master.operate({.op = 1}, with_infinity()), tlm::TLM_OK_RESPONSE);
+  target.device.inject_upset(1, sc::UpsetTarget::kModeRegister, 1);
+  std::uint8_t mode = 0;
+  ASSERT_EQ(master.read(LooselyTimedDevice::kModeAddress + 1, &mode, 1), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(mode, 2);  // SAFE until it is repaired
+  ASSERT_EQ(master.operate({.op = 1}, ones(64)), tlm::TLM_OK_RESPONSE);
+  ASSERT_EQ(master.read(LooselyTimedDevice::kModeAddress + 1, &mode, 1), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(mode, 1);
+  EXPECT_EQ(master.word(reg::kUpsets), 1u);
+  target.device.inject_upset(1, sc::UpsetTarget::kMemory);
+  ASSERT_EQ(master.operate({.op = 1}, ones(64)), tlm::TLM_OK_RESPONSE);
+  EXPECT_EQ(master.word(reg::kUpsets), 2u);
+}
+
+/// A host that waits for the interrupt, reads the oldest event and clears the operator that fell.
+class Host : public sc_core::sc_module {
+ public:
+  SC_HAS_PROCESS(Host);
+  Host(sc_core::sc_module_name name, LooselyTimedDevice& device, Master& master)
+      : sc_core::sc_module(name), device_(device), master_(master) {
+    SC_THREAD(run_);
+  }
+  std::vector<std::uint32_t> steps;        ///< of the events
+  std::vector<sc_core::sc_time> noticed;
+
+ private:
+  void run_() {
+    for (;;) {
+      while (!device_.irq()) wait(device_.irq_changed());
+      noticed.push_back(sc_core::sc_time_stamp());
+      steps.push_back(master_.word(reg::kEventStep));
+      const std::uint32_t op = master_.word(reg::kEventOp) & 0xFFFF;
+      EXPECT_EQ(master_.write(reg::kEventPop, 1), tlm::TLM_OK_RESPONSE);
+      EXPECT_EQ(master_.write(reg::kIrqStatus, 0x3F), tlm::TLM_OK_RESPONSE);
+      EXPECT_EQ(master_.write(reg::kOpCommand, op | 1u << 16), tlm::TLM_OK_RESPONSE);
+    }
+  }
+  LooselyTimedDevice& device_;
+  Master& master_;
+};
+
+TEST(SystemcLooselyTimed, AHostReactsWhileTheSourceWaits) {
+  const auto bad = with_infinity();
+  std::vector<Operation> operations;
+  for (std::uint32_t step = 0; step < 6; ++step) {
+    operations.push_back({.descriptor = {.op = 3, .step = step}, .elements = bad, .tag = step});
+  }
+  LooselyTimedDevice device("device", {});
+  Master master("master");
+  std::size_t next = 0;
+  int waits = 0;
+  std::vector<ReportedCompletion> completions;
+  LooselyTimedUnit unit(
+      "unit", {},
+      [&](Operation& operation) {
+        if (device.irq()) {  // the next training step waits for the host
+          ++waits;
+          return sc::SourceAnswer::kWait;
+        }
+        if (next == operations.size()) return sc::SourceAnswer::kEnd;
+        operation = operations[next++];
+        return sc::SourceAnswer::kOperation;
+      },
+      {},
+      [&](std::uint64_t tag, std::uint64_t issue, std::uint64_t last, Mode mode) {
+        completions.push_back({tag, issue, last, mode});
+      });
+  // One target socket, two initiators: a socket each.
+  sc::LooselyTimedPort port("port", device);
+  unit.socket.bind(device.socket);
+  master.socket.bind(port.socket);
+  Host host("host", device, master);
+  sc_core::sc_start(sc_core::SC_ZERO_TIME);
 }
 
 TEST(SystemcLooselyTimedDevice, ModesCanBeReadInARowAndResetEmptiesEverything) {
@@ -347,12 +514,12 @@ TEST(SystemcLooselyTimedDevice, ModesCanBeReadInARowAndResetEmptiesEverything) {
   ASSERT_EQ(master.read(LooselyTimedDevice::kModeAddress, modes.data(), 8), tlm::TLM_OK_RESPONSE);
   EXPECT_EQ(modes, std::vector<std::uint8_t>(8, 0));
   EXPECT_EQ(master.word(LooselyTimedDevice::kRecordLevelAddress), 0u);
-  EXPECT_EQ(master.word(LooselyTimedDevice::kUnseenCountAddress), 0u);
+  EXPECT_EQ(master.word(reg::kUnseen), 0u);
 }
 
 TEST(SystemcLooselyTimedFatal, ParametersOfTheDevice) {
   try {
-    LooselyTimedDevice device("device", {.counter_width = 1}, {});
+    LooselyTimedDevice device("device", {.counter_width = 1});
     FAIL() << "accepted";
   } catch (const sc_core::sc_report& report) {
     EXPECT_STREQ(report.get_msg_type(), "/opd/device/parameters");

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "elements.hpp"
-#include "fixed_config.hpp"
 #include "opd/sc/device_signals.hpp"
 
 namespace opd::tb {
@@ -34,9 +33,9 @@ class UnitBench {
   sc_core::sc_signal<bool>& rst_n = pins_.rst_n;
 
   UnitBench(std::vector<sc::Operation> operations, const sc::VectorUnitParameters& unit,
-            const DeviceParameters& device = {}, const Config& config = kFixedConfig)
+            const DeviceParameters& device = {})
       : operations_(std::move(operations)),
-        device_("device", device, config),
+        device_("device", device),
         unit_(
             "unit", device, unit, [this](sc::Operation& operation) { return next_(operation); },
             [this](std::uint64_t tag, std::uint64_t issue, std::uint64_t last, Mode mode) {
@@ -69,8 +68,8 @@ class UnitBench {
     for (std::uint64_t i = 0; i < limit; ++i) {
       if (done_.read()) {
         // The last beat is folded one edge after it was sampled; from then on a completion takes
-        // two edges.
-        for (int drain = 0; drain < 2 * 256 + 8; ++drain) edge();
+        // ten edges.
+        for (int drain = 0; drain < 10 * 256 + 8; ++drain) edge();
         return true;
       }
       edge();
@@ -91,7 +90,8 @@ class UnitBench {
 
   static void settle() { sc_core::sc_start(1, sc_core::SC_PS); }
 
-  std::uint64_t edges = 0;  ///< rising edges since construction
+  std::uint64_t edges = 0;       ///< rising edges since construction
+  std::uint64_t hold_until = 0;  ///< the source answers "wait" at edges before
   unsigned source_calls = 0;
   std::vector<ReportedCompletion> completions;
   std::vector<SampledBeat> beats;
@@ -99,11 +99,12 @@ class UnitBench {
   std::vector<TapCounts> counts;
 
  private:
-  bool next_(sc::Operation& operation) {
+  sc::SourceAnswer next_(sc::Operation& operation) {
     ++source_calls;
-    if (next_operation_ == operations_.size()) return false;
+    if (next_operation_ == operations_.size()) return sc::SourceAnswer::kEnd;
+    if (edges < hold_until) return sc::SourceAnswer::kWait;
     operation = operations_[next_operation_++];
-    return true;
+    return sc::SourceAnswer::kOperation;
   }
 
   std::vector<sc::Operation> operations_;

@@ -145,7 +145,8 @@ TEST(SystemcVectorUnit, AStatisticIsHeldUntilReadyAndBlocksItsStreamOnly) {
   std::vector<Operation> operations = {operation(0, elements, 0), operation(1, elements, 1),
                                        statistic(2, 2),           operation(3, elements, 3),
                                        operation(4, elements, 4), operation(5, elements, 5)};
-  UnitBench bench(operations, {.lane_latency = 2, .streams = 2}, {.queue_depth = 1});
+  UnitBench bench(operations, {.lane_latency = 2, .streams = 2},
+                  {.queue_depth = 1, .published_engine = false});
   ASSERT_TRUE(bench.run());
   // Selected: 0 at 1, 1 at 2, the statistic at 3, 3 at 4. Then context 0 waits, and its turn holds
   // up the dealing of 4 and 5. Pushed: 0 at 6, 1 at 7, 3 at 9. Popped: 7, 9, 11. So the queue is
@@ -181,6 +182,32 @@ TEST(SystemcVectorUnit, TheSourceIsAskedAgainOnlyAfterARestart) {
   EXPECT_EQ(bench.records[2].seq, 2u);
 }
 
+TEST(SystemcVectorUnit, ASourceThatWaitsIsAskedAgainAtEveryClock) {
+  const auto elements = ones(2);
+  UnitBench bench({operation(0, elements, 0), operation(1, elements, 1)}, {.lane_latency = 1});
+  bench.hold_until = 10;
+  for (int i = 0; i < 10; ++i) bench.edge();
+  EXPECT_EQ(bench.source_calls, 10u);
+  EXPECT_FALSE(bench.done());  // waiting is not the end
+  EXPECT_TRUE(bench.beats.empty());
+  ASSERT_TRUE(bench.run());
+  // Dealt at 10, as if it were 0; the second when the context is free again, after the select at 12.
+  EXPECT_EQ(last_beat_cycles(bench), (std::vector<std::uint64_t>{10 + 5, 10 + 7}));
+  EXPECT_EQ(bench.unit_counts().operations, 2u);
+}
+
+TEST(SystemcVectorUnit, WaitingDoesNotHoldUpWhatIsDealt) {
+  const auto elements = ones(4);
+  UnitBench bench({operation(0, elements, 0), operation(1, elements, 1)}, {.lane_latency = 1});
+  for (int i = 0; i < 2; ++i) bench.edge();
+  bench.hold_until = 30;
+  for (int i = 0; i < 20; ++i) bench.edge();
+  EXPECT_EQ(last_beat_cycles(bench), (std::vector<std::uint64_t>{4 + 3}));
+  EXPECT_FALSE(bench.done());
+  ASSERT_TRUE(bench.run());
+  EXPECT_EQ(last_beat_cycles(bench), (std::vector<std::uint64_t>{4 + 3, 30 + 4 + 3}));
+}
+
 TEST(SystemcVectorUnit, AnOperatorRunsWithTheModeOfItsIssueEdge) {
   auto bad = ones(1);
   bad[0] = std::byte{0x00};
@@ -191,7 +218,7 @@ TEST(SystemcVectorUnit, AnOperatorRunsWithTheModeOfItsIssueEdge) {
   // 8.
   std::vector<Operation> operations = {operation(7, bad, 0)};
   for (std::uint64_t tag = 1; tag <= 8; ++tag) operations.push_back(operation(7, filler, tag));
-  UnitBench bench(operations, {.lane_latency = 1}, {.queue_depth = 16});
+  UnitBench bench(operations, {.lane_latency = 1}, {.queue_depth = 16, .published_engine = false});
   ASSERT_TRUE(bench.run());
   ASSERT_EQ(bench.completions.size(), 9u);
   int compared = 0;
@@ -249,7 +276,11 @@ TEST_P(SystemcVectorUnitRandom, CompletionsAreReportedInTheOrderOfSeq) {
   std::mt19937_64 rng(seed);
   const OperationList list = OperationList::random(rng, 3000, 16, 300);
   UnitBench bench(list.operations, {.lane_latency = 3, .bubbles = 1, .streams = streams},
-                  {.num_ops = 16, .datapath_width = 256, .num_streams = 8, .queue_depth = 3});
+                  {.num_ops = 16,
+                   .datapath_width = 256,
+                   .num_streams = 8,
+                   .queue_depth = 3,
+                   .published_engine = false});
   ASSERT_TRUE(bench.run());
   ASSERT_EQ(bench.completions.size(), list.operations.size());
   EXPECT_EQ(bench.unit_counts().operations, list.operations.size());
