@@ -42,7 +42,7 @@ module opd_mode_registers #(
 
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) begin
-      register_q <= '{default: '0};
+      register_q <= '{default: register_t'('0)};
     end else if (write_i) begin
       register_q[op_i] <= '{parity: ^mode_i, mode: mode_i};
     end
