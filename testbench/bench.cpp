@@ -169,7 +169,7 @@ trace::Trace large_tensors() {
 void bench_models(Table& table, const BenchOptions& options) {
   const DeviceParameters device = rtl_parameters();
   const std::vector<CycleInput> stimulus = device_stimulus(device);
-  const double rtl = measure_rtl_speed({}, stimulus, options.seconds) / 1e6;
+  const double rtl = measure_rtl_speed(stimulus, options.seconds) / 1e6;
   table.goal_row("rtl, Verilated, 512-bit beats", rtl, "M beats/s", 5);
   Simulation simulation({.device = device});
   std::vector<trace::Trace> traces;
@@ -189,7 +189,7 @@ void bench_models(Table& table, const BenchOptions& options) {
     table.row(fmt::format("systemc-lt, {}", trace.name()), beats / lt.seconds / 1e6, "M beats/s",
               "cpu path", beats / cpu.seconds / 1e6, cpu.seconds / lt.seconds, 0.5);
     const auto start = Clock::now();
-    const auto rtl_device = make_rtl_device({});
+    const auto rtl_device = make_rtl_device();
     const LockstepResult both = simulation.run_lockstep(operators, rtl_device.get());
     (void)simulation.run_loosely_timed(operators);
     (void)run_cpu(operators, device, {});

@@ -88,8 +88,59 @@ std::optional<Divergence> compare_cycles(const std::string& left_name, const Cyc
   differ("queue_level", left.queue_level, right.queue_level, number);
   differ("queue_high_water", left.queue_high_water, right.queue_high_water, number);
   differ("unseen_count", left.unseen_count, right.unseen_count, number);
+  differ("irq", left.irq, right.irq, number);
+  differ("apb_ready", left.apb.ready, right.apb.ready, number);
+  differ("apb_error", left.apb.error, right.apb.error, number);
+  differ("apb_data", left.apb.data, right.apb.data, hex);
   if (found) found->cycle = cycle;
   return found;
+}
+
+std::string event_text(const Event& event) {
+  return fmt::format("step {}, op {}: {} to {}, {}, flags {}, risk {}", event.step, event.op,
+                     name_of(event.old_mode), name_of(event.new_mode),
+                     name_of_cause(static_cast<std::uint8_t>(event.cause)), flags_text(event.flags),
+                     event.risk);
+}
+
+std::string hints_text(const Hints& hints) {
+  if (hints == Hints{}) return "none";
+  return fmt::format("loss scale 2^{}, clip 2^{}, learning rate {}/65536", hints.loss_scale_shift,
+                     hints.clip_shift, hints.learning_rate_factor);
+}
+
+EventComparison compare_events(const std::string& left_name, std::span<const Event> left,
+                               std::uint32_t lost, const std::string& right_name,
+                               std::span<const Event> right) {
+  EventComparison result;
+  const auto note = [&](const std::string& field, std::string l, std::string r) {
+    ++result.mismatches;
+    if (result.first) return;
+    result.first = Divergence{.left = left_name,
+                              .right = right_name,
+                              .field = field,
+                              .left_value = std::move(l),
+                              .right_value = std::move(r)};
+  };
+  auto next = left.begin();
+  const Event* skipped = nullptr;  // the first that may be a lost one
+  std::uint64_t missing = 0;
+  for (const Event& event : right) {
+    if (next != left.end() && *next == event) {
+      ++next;
+      ++result.compared;
+    } else {
+      if (skipped == nullptr) skipped = &event;
+      ++missing;
+    }
+  }
+  for (; next != left.end(); ++next) {
+    note("event", event_text(*next), skipped == nullptr ? "none" : event_text(*skipped));
+  }
+  if (missing > lost && result.mismatches == 0)
+    note("event", lost == 0 ? "none" : fmt::format("{} lost", lost), event_text(*skipped));
+  if (missing != lost && result.mismatches == 0) note("events lost", show(lost), show(missing));
+  return result;
 }
 
 RecordComparison compare_streams(const std::string& left_name, std::span<const Completion> left,

@@ -47,6 +47,7 @@ struct Divergence {
 struct RecordComparison {
   std::string left, right;
   std::uint64_t compared = 0;
+  std::uint64_t events_compared = 0;
   std::uint64_t mismatches = 0;
   std::optional<Divergence> first;
 };
@@ -57,6 +58,26 @@ struct RecordComparison {
                                                std::span<const Completion> left,
                                                const std::string& right_name,
                                                std::span<const Completion> right);
+
+/// Outcome of comparing the events that two paths report.
+struct EventComparison {
+  std::uint64_t compared = 0;
+  std::uint64_t mismatches = 0;
+  std::optional<Divergence> first;  ///< without a record: an event has no seq
+};
+
+/// `left` and `right` in order. Of the events in `right` that are missing in `left` there must be
+/// exactly `lost`, wherever they are: those found the event queue full.
+[[nodiscard]] EventComparison compare_events(const std::string& left_name,
+                                             std::span<const Event> left, std::uint32_t lost,
+                                             const std::string& right_name,
+                                             std::span<const Event> right);
+
+/// "loss scale 2^-8, clip 2^-1, learning rate 6554/65536"; "none" while no hint is in force.
+[[nodiscard]] std::string hints_text(const Hints& hints);
+
+/// "step 7, op 3: FAST to STABLE, RISK, flags FORECAST, risk 128"
+[[nodiscard]] std::string event_text(const Event& event);
 
 /// "RISK|FORECAST"-style text of a flag word.
 [[nodiscard]] std::string flags_text(std::uint16_t flags);

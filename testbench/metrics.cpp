@@ -83,6 +83,72 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
   return quality;
 }
 
+Config with_profile(Config config, std::size_t profile) {
+  const bool published = kProfileNames[profile] == "published";
+  for (const ProfileSetting& setting : kPublishedProfile) {
+    for (const ConfigField& field : kConfigFields) {
+      if (field.name == setting.field)
+        field.set(config, published ? setting.value : field.get(Config{}));
+    }
+  }
+  return config;
+}
+
+std::vector<EngineDetection> compare_engines(const OperatorStream& operators,
+                                             std::span<const Completion> completions,
+                                             std::optional<std::uint16_t> op,
+                                             const DeviceParameters& parameters,
+                                             const Config& config) {
+  constexpr std::uint16_t kForecastFlags =
+      flag_bit(Flag::kForecast) | flag_bit(Flag::kCritical) | flag_bit(Flag::kJump);
+  constexpr std::uint16_t kPublishedFlags = flag_bit(Flag::kZ) | flag_bit(Flag::kD2);
+  std::vector<EngineDetection> engines;
+  if (parameters.forecast_engine)
+    engines.push_back({.name = kProfileNames[0], .flag_mask = kForecastFlags});
+  if (parameters.published_engine) {
+    for (const Order order : {Order::kBefore, Order::kAfter})
+      engines.push_back({.name = kProfileNames[1], .order = order, .flag_mask = kPublishedFlags});
+  }
+  for (EngineDetection& engine : engines) {
+    const bool published = engine.flag_mask == kPublishedFlags;
+    Config tried = with_profile(config, published ? 1 : 0);
+    if (published) tried.published_order = static_cast<std::uint8_t>(engine.order);
+    ref::CpuReference reference(parameters, tried);
+    LearningRateSchedule schedule(operators);
+    std::vector<Sample> history;  // of `op`
+    std::vector<bool> gone_bad(operators.probes(), false);
+    for (const Completion& completion : completions) {
+      const OpRecord& seen = completion.record;
+      schedule.before(completion.tag,
+                      [&](std::uint32_t step) { reference.announce_learning_rate(step); });
+      const ref::Detection detection =
+          *reference.complete(seen.seq, operators.at(completion.tag).descriptor,
+                              {.max_mag = seen.max_mag,
+                               .element_count = completion.counts.element_count,
+                               .nonfinite_count = seen.nonfinite_count,
+                               .first_nonfinite = seen.first_nonfinite,
+                               .saturated_count = seen.saturated_count,
+                               .subnormal_count = completion.counts.subnormal_count,
+                               .zero_count = completion.counts.zero_count});
+      const OpRecord& record = detection.record;
+      const Sample sample{record.step, record.nonfinite_count > 0, record.risk >= tried.risk_stable,
+                          static_cast<Mode>(record.mode)};
+      ++engine.probe_steps;
+      if (sample.nonfinite) gone_bad[record.op] = true;
+      engine.alarms += sample.alarm && !gone_bad[record.op];
+      engine.flagged += (record.flags & engine.flag_mask) != 0;
+      engine.downshifts += detection.old_mode == Mode::kFast && sample.mode == Mode::kStable;
+      if (record.op == op) history.push_back(sample);
+      if (published && detection.score.scored &&
+          (!engine.largest_z || detection.score.z() > engine.largest_z->z)) {
+        engine.largest_z = {detection.score.z(), record.op, record.step};
+      }
+    }
+    if (op) engine.incident = first_incident(*op, history);
+  }
+  return engines;
+}
+
 std::vector<SampledDetection> detect_sampled(const OperatorStream& operators,
                                              const Incident& incident,
                                              const DeviceParameters& parameters,
@@ -93,14 +159,18 @@ std::vector<SampledDetection> detect_sampled(const OperatorStream& operators,
     std::vector<Sample> history;  // of the incident's operator
     std::vector<bool> gone_bad(operators.probes(), false);
     std::uint64_t samples = 0, alarms = 0;
+    LearningRateSchedule schedule(operators);
     for (std::size_t step = 0; step < operators.steps(); ++step) {
+      schedule.before(step * operators.probes(),
+                      [&](std::uint32_t s) { reference.announce_learning_rate(s); });
       for (std::size_t probe = 0; probe < operators.probes(); ++probe) {
         const Operator op = operators.at(step * operators.probes() + probe);
         const bool is_incident = probe == incident.op && op.descriptor.step == incident.step;
         if (step % every != 0 && !is_incident) continue;
-        const OpRecord record =
-            *reference.complete(static_cast<std::uint32_t>(samples++), op.descriptor,
-                                operators.trace().statistic(step, probe));
+        const OpRecord record = reference
+                                    .complete(static_cast<std::uint32_t>(samples++), op.descriptor,
+                                              operators.trace().statistic(step, probe))
+                                    ->record;
         const Sample sample{record.step, record.nonfinite_count > 0,
                             record.risk >= config.risk_stable, static_cast<Mode>(record.mode)};
         if (sample.nonfinite) gone_bad[probe] = true;

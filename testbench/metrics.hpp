@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "operators.hpp"
@@ -45,6 +46,43 @@ struct DetectionQuality {
 [[nodiscard]] DetectionQuality assess(const OperatorStream& operators,
                                       std::span<const Completion> completions,
                                       const Config& config);
+
+/// What one engine says of a trace, and what its risk profile would have decided.
+struct EngineDetection {
+  std::string_view name;         ///< of kProfileNames
+  Order order = Order::kBefore;  ///< published only
+  std::uint16_t flag_mask = 0;   ///< flags of the engine
+  std::uint64_t flagged = 0;     ///< records with any of them
+  std::uint64_t probe_steps = 0;
+  std::uint64_t alarms = 0;  ///< as DetectionQuality
+  std::uint64_t downshifts = 0;
+  /// Of the given operator, which goes non-finite whatever the profile
+  std::optional<Incident> incident;
+  /// Largest z of any sample that is scored; nothing for the forecast engine or when none is
+  struct LargestZ {
+    double z = 0;
+    std::uint16_t op = 0;
+    std::uint32_t step = 0;
+  };
+  std::optional<LargestZ> largest_z;
+  [[nodiscard]] double alarms_per_1000() const {
+    return probe_steps == 0
+               ? 0.0
+               : 1000.0 * static_cast<double>(alarms) / static_cast<double>(probe_steps);
+  }
+};
+
+/// `config` with the weights of a risk profile (index into kProfileNames); all else as it is.
+[[nodiscard]] Config with_profile(Config config, std::size_t profile);
+
+/// The reference on the same completions three times: profile forecast, profile published with
+/// order BEFORE and AFTER. `op` is the operator whose incident is asked for. Engines that the device
+/// does not have are left out.
+[[nodiscard]] std::vector<EngineDetection> compare_engines(const OperatorStream& operators,
+                                                           std::span<const Completion> completions,
+                                                           std::optional<std::uint16_t> op,
+                                                           const DeviceParameters& parameters,
+                                                           const Config& config);
 
 /// What is left when software looks only at every n-th step. The baseline moves per sample, so it
 /// gets n times slower: its horizon grows, and with it the false alarms.

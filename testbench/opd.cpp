@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
@@ -17,6 +18,7 @@
 #include <systemc>
 
 #include "bench.hpp"
+#include "opd/driver/fields.hpp"
 #include "opd/reference/cpu.hpp"
 #include "paths/rtl_factory.hpp"
 #include "replay.hpp"
@@ -54,26 +56,46 @@ void end_progress() {
   if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r\033[K");
 }
 
+std::string value_text(const ConfigField& field, std::int32_t value) {
+  return field.is_float ? fmt::format("{}", std::bit_cast<float>(value)) : std::to_string(value);
+}
+
+/// The bits of a decimal number as binary32; nothing when it is no number.
+std::optional<std::int64_t> float_bits(const std::string& text) {
+  float value = 0;
+  const char* const end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, value);
+  if (text.empty() || parsed.ec != std::errc{} || parsed.ptr != end) return std::nullopt;
+  return std::bit_cast<std::int32_t>(value);
+}
+
+/// An integer, decimal or 0x hex; nothing when it is none.
+std::optional<std::int64_t> integer(const std::string& text) {
+  try {
+    std::size_t used = 0;
+    const std::int64_t value = std::stoll(text, &used, 0);
+    if (used == text.size()) return value;
+  } catch (const std::exception&) {
+  }
+  return std::nullopt;
+}
+
 /// NAME=VALUE of --set, checked against the register's range.
 void set_field(Config& config, const std::string& assignment) {
   const std::size_t equals = assignment.find('=');
   const std::string name = assignment.substr(0, equals);
   for (const ConfigField& field : kConfigFields) {
     if (field.name != name) continue;
-    std::int64_t value = 0;
-    std::size_t used = 0;
     const std::string text = equals == std::string::npos ? "" : assignment.substr(equals + 1);
-    try {
-      value = std::stoll(text, &used, 0);
-    } catch (const std::exception&) {
-      used = 0;
+    // Bits of non-negative binary32 numbers sort like the numbers.
+    const auto value = field.is_float ? float_bits(text) : integer(text);
+    if (!value || *value < field.minimum || *value > field.maximum) {
+      throw UsageError(fmt::format("--set {}: '{}' is no value of this field; give {} in {}..{}",
+                                   name, text, field.is_float ? "a number" : "an integer",
+                                   value_text(field, field.minimum),
+                                   value_text(field, field.maximum)));
     }
-    if (used == 0 || used != text.size() || value < field.minimum || value > field.maximum) {
-      throw UsageError(
-          fmt::format("--set {}: '{}' is no value of this field; give an integer in {}..{}", name,
-                      text, field.minimum, field.maximum));
-    }
-    field.set(config, static_cast<std::int32_t>(value));
+    field.set(config, static_cast<std::int32_t>(*value));
     return;
   }
   std::string known;
@@ -132,6 +154,7 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
       std::to_string(options.streams),
       "--lane-latency",
       std::to_string(options.lane_latency)};
+  words.insert(words.end(), {"--profile", options.profile});
   for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
   if (options.plant_fault == "rtl" || options.plant_fault == "systemc")
     words.insert(words.end(), {"--plant-fault", *options.plant_fault});
@@ -193,6 +216,12 @@ void write_results(const ReplayOptions& options, std::vector<TraceResult>& resul
 
 int run_replay(ReplayOptions options, const std::vector<std::string>& settings,
                const std::string& window) {
+  const auto profile = std::find(kProfileNames.begin(), kProfileNames.end(), options.profile);
+  if (profile == kProfileNames.end()) {
+    throw UsageError(fmt::format("--profile {}: no such risk profile; known are {}",
+                                 options.profile, fmt::join(kProfileNames, ", ")));
+  }
+  options.config = with_profile({}, static_cast<std::size_t>(profile - kProfileNames.begin()));
   for (const std::string& setting : settings) set_field(options.config, setting);
   ref::validate(options.config);
   for (const std::string& path : options.paths) {
@@ -268,6 +297,40 @@ int run_info(const std::vector<fs::path>& files) {
   return kEqual;
 }
 
+/// "w" of a field whose register reads 0 there, "r", "rw" or "r, w1c".
+std::string_view access_of(const Register& r, std::uint32_t bits) {
+  if ((r.writable & bits) == 0) return "r";
+  if ((r.write_one_clears & bits) != 0) return "r, w1c";
+  return (r.readable & bits) != 0 ? "rw" : "w";
+}
+
+/// The register map with the reset values of the device that was built.
+int run_registers() {
+  fmt::print("{:<8} {:<36} {:>6}  {:<7} {:>12}  {:<24} {}\n", "address", "register.field", "bits",
+             "access", "reset", "range", "--set");
+  for (const RegisterField& f : kRegisterFields) {
+    const auto r = std::find_if(kRegisters.begin(), kRegisters.end(),
+                                [&](const Register& c) { return c.address == f.address; });
+    const std::uint32_t bits = driver::place(f, -1);
+    const auto config = std::find_if(kConfigFields.begin(), kConfigFields.end(),
+                                     [&](const ConfigField& c) { return c.path == f.path; });
+    const bool is_config = config != kConfigFields.end();
+    const bool is_float = is_config && config->is_float;
+    const auto shown = [&](std::int64_t value) {
+      return is_float ? value_text(*config, static_cast<std::int32_t>(value))
+                      : std::to_string(value);
+    };
+    const bool varies = (r->volatile_bits & bits) != 0;  // what a parameter or the state decides
+    fmt::print("0x{:03X}    {:<36} {:>6}  {:<7} {:>12}  {:<24} {}\n", f.address, f.path,
+               f.width == 1 ? fmt::format("{}", f.low_bit)
+                            : fmt::format("{}:{}", f.low_bit + f.width - 1, f.low_bit),
+               access_of(*r, bits), varies ? "-" : shown(driver::extract(f, r->reset)),
+               f.writable ? fmt::format("{}..{}", shown(f.minimum), shown(f.maximum)) : "",
+               is_config ? config->name : "");
+  }
+  return kEqual;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{
       "opd: replay training traces through models of an on-chip overflow-precursor detector"};
@@ -287,9 +350,13 @@ int run(int argc, char** argv) {
       CLI::MultiOptionPolicy::TakeLast);  // scripts/run gives an --out of its own
   replay_command->add_option("--out", options.out,
                              "Folder for summary.json, report.html and the record streams");
+  replay_command->add_option("--profile", options.profile,
+                             "Risk profile: forecast (default) lets the forecast engine decide, "
+                             "published the engine of the literature");
   replay_command
       ->add_option("--set", settings,
-                   "Configuration field NAME=VALUE (docs/registers.md); may be repeated")
+                   "Configuration field NAME=VALUE on top of the profile; opd registers lists the "
+                   "names and ranges; may be repeated")
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   replay_command
@@ -311,6 +378,9 @@ int run(int argc, char** argv) {
   std::vector<fs::path> info_files;
   CLI::App* info_command = app.add_subcommand("info", "Say what a trace holds");
   info_command->add_option("traces", info_files, "Trace files")->required();
+
+  CLI::App* registers_command =
+      app.add_subcommand("registers", "List the device's registers with their reset values");
 
   BenchOptions bench;
   CLI::App* bench_command =
@@ -334,6 +404,7 @@ int run(int argc, char** argv) {
       return run_replay(options, settings, window);
     }
     if (*info_command) return run_info(info_files);
+    if (*registers_command) return run_registers();
     return run_bench(bench);
   } catch (const std::exception& error) {
     end_progress();

@@ -36,6 +36,13 @@ OperatorStream::OperatorStream(const trace::Trace& trace, unsigned num_ops)
   }
 }
 
+bool OperatorStream::learning_rate_changes(std::size_t step_index) const {
+  const std::span<const float> lr = trace_.lr();
+  if (step_index == 0 || step_index >= lr.size()) return false;
+  const double before = lr[step_index - 1], now = lr[step_index];
+  return now > 1.25 * before || now < 0.8 * before;
+}
+
 Operator OperatorStream::at(std::size_t tag) const {
   const std::size_t step = tag / probes_;
   const std::size_t probe = tag % probes_;

@@ -71,6 +71,64 @@ void compare_paths(TraceResult& result) {
   }
 }
 
+/// Events one by one, and hints, mode counts and last clean step at the end of the run: what the
+/// driver read of each device against what the reference derives, or where the reference did not
+/// run, against the first device.
+void compare_hosts(TraceResult& result) {
+  if (result.cycle_mismatches > 0) return;  // the run was stopped
+  const PathResult* base = result.path("cpu");
+  if (base == nullptr) base = result.host_path();
+  if (base == nullptr) return;
+  std::optional<std::uint64_t> fewest;
+  const auto note = [&](RecordComparison& comparison, Divergence divergence) {
+    ++comparison.mismatches;
+    ++result.mismatches;
+    if (!comparison.first) comparison.first = divergence;
+    if (!result.divergence) result.divergence = std::move(divergence);
+  };
+  for (const PathResult& path : result.paths) {
+    if (&path == base || !path.host) continue;
+    const HostView &seen = *path.host, &expected = *base->host;
+    if (expected.events_lost > 0) continue;  // a device that lost events is no yardstick
+    // Filed with the comparison of the two paths' records where there is one.
+    const auto is_pair = [&](const RecordComparison& c) {
+      return (c.left == path.path && c.right == base->path) ||
+             (c.left == base->path && c.right == path.path);
+    };
+    auto comparison = std::find_if(result.comparisons.begin(), result.comparisons.end(), is_pair);
+    if (comparison == result.comparisons.end()) {
+      comparison = result.comparisons.insert(comparison, {.left = path.path, .right = base->path});
+    }
+    EventComparison events =
+        compare_events(path.path, seen.events, seen.events_lost, base->path, expected.events);
+    comparison->events_compared = events.compared;
+    fewest = std::min(fewest.value_or(events.compared), events.compared);
+    if (events.first) {
+      note(*comparison, std::move(*events.first));
+      comparison->mismatches += events.mismatches - 1;
+      result.mismatches += events.mismatches - 1;
+    }
+    const auto same = [&](const char* field, const std::string& l, const std::string& r) {
+      if (l == r) return;
+      note(*comparison, Divergence{.left = path.path,
+                                   .right = base->path,
+                                   .field = field,
+                                   .left_value = l,
+                                   .right_value = r});
+    };
+    same("hints", hints_text(seen.hints), hints_text(expected.hints));
+    const auto counts = [](const driver::ModeCounts& c) {
+      return fmt::format("{} STABLE, {} SAFE", c.stable, c.safe);
+    };
+    same("mode counts", counts(seen.mode_counts), counts(expected.mode_counts));
+    const auto step = [](const std::optional<std::uint32_t>& s) {
+      return s ? std::to_string(*s) : std::string("none");
+    };
+    same("last clean step", step(seen.last_clean_step), step(expected.last_clean_step));
+  }
+  result.events_compared = fewest.value_or(0);
+}
+
 void write_binary(const std::filesystem::path& file, const void* data, std::size_t bytes) {
   std::ofstream stream(file, std::ios::binary);
   stream.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
@@ -87,9 +145,11 @@ void write_records(const std::filesystem::path& out, const TraceResult& result) 
     for (const Completion& completion : path.completions) records.push_back(completion.record);
     write_binary(out / fmt::format("{}.{}.records", result.name, path.path), records.data(),
                  records.size() * sizeof(OpRecord));
-    if (!path.baseline_log2.empty()) {
+    if (path.path == "cpu") {
       write_binary(out / fmt::format("{}.baseline", result.name), path.baseline_log2.data(),
                    path.baseline_log2.size() * sizeof(double));
+      write_binary(out / fmt::format("{}.z", result.name), path.z.data(),
+                   path.z.size() * sizeof(double));
     }
   }
 }
@@ -164,6 +224,10 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
                      .raw_elements = operators.raw_elements()};
   for (const trace::Probe& probe : trace.probes())
     result.probe_names.push_back(printable(probe.name));
+  for (std::size_t step = 0; step < operators.steps(); ++step) {
+    if (operators.learning_rate_changes(step))
+      result.learning_rate_changes.push_back(trace.steps()[step]);
+  }
   progress(fmt::format("{} {}: {} steps, {} probes, {} operators, {:.1f} MB of raw elements",
                        heading, result.name, result.steps, result.probes, operators.size(),
                        static_cast<double>(result.raw_bytes) / 1e6));
@@ -171,8 +235,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   std::vector<std::size_t> order;
   if (selected(options, "rtl") || selected(options, "systemc")) {
     std::unique_ptr<PinDevice> rtl;
-    if (selected(options, "rtl"))
-      rtl = make_rtl_device(config_of(options, "rtl"), options.waveform);
+    if (selected(options, "rtl")) rtl = make_rtl_device(options.waveform);
     const auto on_progress = [&](std::size_t done) {
       progress(fmt::format("{} {}: lockstep {} of {} operators", heading, result.name, done,
                            operators.size()));
@@ -210,6 +273,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   }
   if (result.paths.size() == 1) result.beats_compared = 0;
   compare_paths(result);
+  compare_hosts(result);
   refuse_idle_replay(options, result);
 
   // Detection is judged on the records of one path: they are all the same, or the run has failed
@@ -219,11 +283,21 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
     result.sampled =
         detect_sampled(operators, *result.quality.first, options.device, options.config);
   }
+  result.engines =
+      compare_engines(operators, result.paths.front().completions,
+                      result.quality.first ? std::optional(result.quality.first->op) : std::nullopt,
+                      options.device, options.config);
   if (!options.out.empty() && !options.waveform) write_records(options.out, result);
   return result;
 }
 
 }  // namespace
+
+const PathResult* TraceResult::host_path() const {
+  const auto found = std::find_if(paths.begin(), paths.end(),
+                                  [](const PathResult& p) { return p.host.has_value(); });
+  return found == paths.end() ? nullptr : &*found;
+}
 
 const PathResult* TraceResult::path(const std::string& wanted) const {
   const auto found = std::find_if(paths.begin(), paths.end(),
@@ -256,13 +330,14 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
   std::unique_ptr<Simulation> simulation;
   const auto needs_simulation = [](const std::string& p) { return p != "cpu" && p != "cuda"; };
   if (std::any_of(options.paths.begin(), options.paths.end(), needs_simulation)) {
-    simulation = std::make_unique<Simulation>(
-        SimulationOptions{.device = options.device,
-                          .config = config_of(options, "systemc"),
-                          .loosely_timed_config = config_of(options, "systemc-lt"),
-                          .lane_latency = options.lane_latency,
-                          .bubbles = options.bubbles,
-                          .streams = options.streams});
+    simulation =
+        std::make_unique<Simulation>(SimulationOptions{.device = options.device,
+                                                       .config = options.config,
+                                                       .faulty_config = falsified(options.config),
+                                                       .plant_fault = options.plant_fault,
+                                                       .lane_latency = options.lane_latency,
+                                                       .bubbles = options.bubbles,
+                                                       .streams = options.streams});
   }
   std::vector<TraceResult> results;
   for (std::size_t i = 0; i < traces.size(); ++i) {

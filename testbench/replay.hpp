@@ -22,6 +22,7 @@ struct ReplayOptions {
   std::vector<std::string> paths = kPathNames;
   std::filesystem::path out;  ///< folder for results; empty = none are written
   DeviceParameters device;
+  std::string profile{kProfileNames[0]};  ///< whose weights `config` started from; for the report
   Config config;
   unsigned lane_latency = 4;
   unsigned bubbles = 1;  ///< with one stream, no completion ever finds the op queue full
@@ -40,6 +41,7 @@ struct TraceResult {
   std::size_t steps = 0, probes = 0;
   std::size_t raw_operators = 0, statistic_operators = 0;
   std::uint64_t raw_bytes = 0, raw_elements = 0;
+  std::vector<std::uint32_t> learning_rate_changes;  ///< steps announced to the device
   std::vector<PathResult> paths;
   std::map<std::string, std::string> skipped;  ///< path -> reason
   std::vector<RecordComparison> comparisons;   ///< each path against the first one
@@ -47,13 +49,17 @@ struct TraceResult {
   std::uint64_t cycle_mismatches = 0;  ///< 0 or 1: lockstep stops at the first
   std::uint64_t records_compared = 0;  ///< per path: the smallest number of any comparison
   std::uint64_t beats_compared = 0;
+  std::uint64_t events_compared = 0;  ///< as records_compared
   std::uint64_t mismatches = 0;
   std::optional<Divergence> divergence;  ///< the earliest
   DetectionQuality quality;
   std::vector<SampledDetection> sampled;
+  std::vector<EngineDetection> engines;
   std::optional<Spread> reaction_cycles;  ///< operators through the tap, rtl = systemc
   std::optional<Spread> sideband_cycles;  ///< statistics
   std::string waveform;  ///< file name of the dump around the divergence, if there is one
+  /// The first path whose host reports events and hints; null when only cuda ran.
+  [[nodiscard]] const PathResult* host_path() const;
   [[nodiscard]] const PathResult* path(const std::string& name) const;
   /// Completions that the device never saw; 0 when neither rtl nor systemc ran.
   [[nodiscard]] std::uint32_t unseen() const;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <fstream>
 
 namespace opd::tb {
@@ -76,6 +78,10 @@ ordered_json path_json(const ReplayOptions& options, const TraceResult& result,
                     {"records", path.completions.size()},
                     {"unseen", path.unseen_count},
                     {"seconds", path.seconds}};
+  if (path.host) {
+    json["events"] = path.host->events.size();
+    json["events_lost"] = path.host->events_lost;
+  }
   if (path.path == "rtl" || path.path == "systemc") {
     json["reaction"] = {{"basis", "counted"},
                         {"cycles", cycles_json(result.reaction_cycles)},
@@ -83,7 +89,11 @@ ordered_json path_json(const ReplayOptions& options, const TraceResult& result,
     json["cycles"] = path.cycles;
     json["beats"] = path.beats;
     json["stall_cycles"] = path.stall_cycles;
-    json["queue_high_water"] = path.queue_high_water;
+    if (path.host) {
+      json["queue_high_water"] = path.host->counters.queue_high_water;
+      json["event_high_water"] = path.host->counters.event_high_water;
+      json["upsets"] = path.host->counters.upsets;
+    }
     json["operators_executed_in_mode"] = executed_json(path);
     json["extra_element_bytes"] = 0;
     json["extra_operations"] = 0;
@@ -140,6 +150,69 @@ ordered_json modelled_gpu_json(const TraceResult& result) {
             {"nanojoule_per_operator", bytes * 8 * TapModel::kReadPicojoulePerBit / 1000}}}};
 }
 
+std::string_view mode_name(Mode mode) { return kModeNames[static_cast<std::size_t>(mode)]; }
+
+ordered_json engines_json(const TraceResult& result) {
+  ordered_json json = ordered_json::array();
+  for (const EngineDetection& e : result.engines) {
+    const bool published = e.name == kProfileNames[1];
+    ordered_json engine{
+        {"name", e.name},
+        {"order",
+         published ? ordered_json(kOrderNames[static_cast<std::size_t>(e.order)]) : ordered_json()},
+        {"records_flagged", e.flagged},
+        {"alarms", e.alarms},
+        {"alarms_per_1000", e.alarms_per_1000()},
+        {"downshifts", e.downshifts}};
+    engine["lead_steps"] = e.incident ? ordered_json(e.incident->lead_steps) : ordered_json();
+    engine["mode_before"] =
+        e.incident ? ordered_json(mode_name(e.incident->mode_before)) : ordered_json();
+    engine["largest_z"] = ordered_json();
+    if (e.largest_z) {
+      engine["largest_z"] = {{"z", e.largest_z->z},
+                             {"op", e.largest_z->op},
+                             {"probe", probe_name(result, e.largest_z->op)},
+                             {"step", e.largest_z->step}};
+    }
+    json.push_back(std::move(engine));
+  }
+  return json;
+}
+
+ordered_json factors_json(const driver::TrainingSettings& factors) {
+  return {{"loss_scale", factors.loss_scale},
+          {"clip_threshold", factors.clip_threshold},
+          {"learning_rate", factors.learning_rate}};
+}
+
+/// What the host's driver read, or where neither device ran, what the reference says it would have.
+ordered_json host_json(const TraceResult& result) {
+  const PathResult* path = result.host_path();
+  if (path == nullptr) return nullptr;
+  const HostView& host = *path->host;
+  ordered_json json{{"path", path->path}, {"events_lost", host.events_lost}};
+  json["events"] = ordered_json::array();
+  for (const Event& e : host.events) {
+    json["events"].push_back({{"step", e.step},
+                              {"op", e.op},
+                              {"old_mode", mode_name(e.old_mode)},
+                              {"new_mode", mode_name(e.new_mode)},
+                              {"cause", kCauseNames[static_cast<std::size_t>(e.cause)]},
+                              {"flags", e.flags},
+                              {"risk", e.risk}});
+  }
+  json["hints"] = ordered_json::array();
+  for (const HintChange& change : host.hint_changes) {
+    json["hints"].push_back({{"step", change.step}, {"factors", factors_json(change.factors)}});
+  }
+  json["stable_ops"] = host.mode_counts.stable;
+  json["safe_ops"] = host.mode_counts.safe;
+  json["last_clean_step"] =
+      host.last_clean_step ? ordered_json(*host.last_clean_step) : ordered_json();
+  json["learning_rate_changes"] = result.learning_rate_changes;
+  return json;
+}
+
 ordered_json trace_json(const ReplayOptions& options, const TraceResult& result) {
   ordered_json json{{"name", result.name},
                     {"file", result.file.filename().string()},
@@ -156,12 +229,14 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   json["records_compared"] = result.records_compared;
   json["beats_compared"] = result.beats_compared;
   json["cycles_compared"] = result.cycles_compared;
+  json["events_compared"] = result.events_compared;
   json["mismatches"] = result.mismatches;
   json["comparisons"] = ordered_json::array();
   for (const RecordComparison& c : result.comparisons) {
     json["comparisons"].push_back({{"left", c.left},
                                    {"right", c.right},
                                    {"records", c.compared},
+                                   {"events", c.events_compared},
                                    {"mismatches", c.mismatches}});
   }
   if (result.divergence) json["first_divergence"] = divergence_json(result);
@@ -182,6 +257,8 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   for (std::size_t i = 0; i < kFlagNames.size(); ++i)
     flags[std::string(kFlagNames[i])] = q.flag_counts[i];
   json["detection"]["flags"] = flags;
+  json["engines"] = engines_json(result);
+  json["host"] = host_json(result);
   json["lead_when_sampled"] = ordered_json::array();
   for (const SampledDetection& s : result.sampled) {
     json["lead_when_sampled"].push_back(
@@ -216,6 +293,73 @@ std::string reaction_text(const TraceResult& result) {
                      spread->maximum);
 }
 
+/// Both engines on every trace, whatever profile the replay ran with.
+std::string engines_table(const std::vector<TraceResult>& results) {
+  std::string text = "\nEngines, each with its own risk profile\n";
+  text += fmt::format("  {:<16} {:<10} {:<7} {:>8} {:>8} {:>10} {:>10} {:>10}  {}\n", "trace",
+                      "engine", "order", "flagged", "alarms", "per 1000", "downshifts", "largest z",
+                      "first incident");
+  for (const TraceResult& r : results) {
+    for (const EngineDetection& e : r.engines) {
+      const bool published = e.name == kProfileNames[1];
+      text += fmt::format(
+          "  {:<16} {:<10} {:<7} {:>8} {:>8} {:>10.3f} {:>10} {:>10}  {}\n", r.name, e.name,
+          published ? kOrderNames[static_cast<std::size_t>(e.order)] : "-", e.flagged, e.alarms,
+          e.alarms_per_1000(), e.downshifts,
+          e.largest_z ? fmt::format("{:.1f}", e.largest_z->z) : "-",
+          e.incident ? fmt::format("lead {} steps, in {}", e.incident->lead_steps,
+                                   kModeNames[static_cast<std::size_t>(e.incident->mode_before)])
+                     : "none");
+    }
+  }
+  return text;
+}
+
+/// "1/256", "0.1": a factor as a person writes it.
+std::string factor_text(double factor) {
+  return factor < 1 && 1 / factor == std::floor(1 / factor) ? fmt::format("1/{:.0f}", 1 / factor)
+                                                            : fmt::format("{:.3g}", factor);
+}
+
+std::string asked_text(const driver::TrainingSettings& f) {
+  if (f == driver::TrainingSettings{}) return "own settings again";
+  return fmt::format("loss scale x {}, clip threshold x {}, learning rate x {}",
+                     factor_text(f.loss_scale), factor_text(f.clip_threshold),
+                     factor_text(f.learning_rate));
+}
+
+/// What the host read and what the training loop was asked to do.
+std::string host_table(const std::vector<TraceResult>& results) {
+  constexpr std::size_t kShown = 4;
+  std::string text = "\nHost: what its driver read, and what the training loop was asked to do\n";
+  text +=
+      fmt::format("  {:<16} {:<11} {:>8} {:>6} {:>12} {:>12} {:>7} {:>7} {:>12}\n", "trace", "path",
+                  "events", "lost", "event queue", "op queue", "STABLE", "SAFE", "last clean");
+  for (const TraceResult& r : results) {
+    const PathResult* path = r.host_path();
+    if (path == nullptr) continue;
+    const HostView& host = *path->host;
+    const bool device = path->path != "cpu";  // the reference has no queues
+    const auto level = [&](unsigned value) { return device ? std::to_string(value) : "-"; };
+    text += fmt::format(
+        "  {:<16} {:<11} {:>8} {:>6} {:>12} {:>12} {:>7} {:>7} {:>12}\n", r.name, path->path,
+        host.events.size(), host.events_lost, level(host.counters.event_high_water),
+        level(host.counters.queue_high_water), host.mode_counts.stable, host.mode_counts.safe,
+        host.last_clean_step ? std::to_string(*host.last_clean_step) : "none");
+  }
+  for (const TraceResult& r : results) {
+    const PathResult* path = r.host_path();
+    if (path == nullptr) continue;
+    const std::vector<HintChange>& changes = path->host->hint_changes;
+    for (std::size_t i = 0; i < std::min(kShown, changes.size()); ++i)
+      text += fmt::format("  {}, step {}: {}\n", r.name, changes[i].step,
+                          asked_text(changes[i].factors));
+    if (changes.size() > kShown)
+      text += fmt::format("  {}: {} more changes\n", r.name, changes.size() - kShown);
+  }
+  return text;
+}
+
 std::string joined(const std::vector<PathResult>& paths) {
   std::string text;
   for (const PathResult& path : paths) text += (text.empty() ? "" : " ") + path.path;
@@ -231,45 +375,57 @@ nlohmann::ordered_json summary_json(const ReplayOptions& options,
                     {"datapath_width", options.device.datapath_width},
                     {"num_streams", options.device.num_streams},
                     {"queue_depth", options.device.queue_depth},
-                    {"counter_width", options.device.counter_width}};
+                    {"counter_width", options.device.counter_width},
+                    {"event_depth", options.device.event_depth},
+                    {"forecast_engine", options.device.forecast_engine},
+                    {"published_engine", options.device.published_engine}};
+  json["profile"] = options.profile;
   ordered_json config;
-  for (const ConfigField& field : kConfigFields)
-    config[std::string(field.name)] = field.get(options.config);
+  for (const ConfigField& field : kConfigFields) {
+    const std::int32_t value = field.get(options.config);
+    config[std::string(field.name)] =
+        field.is_float ? ordered_json(std::bit_cast<float>(value)) : ordered_json(value);
+  }
   json["config"] = config;
   json["synthesis"] = synthesis_json();
-  std::uint64_t records = 0, beats = 0, cycles = 0, mismatches = 0;
+  std::uint64_t records = 0, beats = 0, cycles = 0, events = 0, mismatches = 0;
   json["traces"] = ordered_json::array();
   for (const TraceResult& result : results) {
     json["traces"].push_back(trace_json(options, result));
     records += result.records_compared;
     beats += result.beats_compared;
     cycles += result.cycles_compared;
+    events += result.events_compared;
     mismatches += result.mismatches;
   }
   json["records_compared"] = records;
   json["beats_compared"] = beats;
   json["cycles_compared"] = cycles;
+  json["events_compared"] = events;
   json["mismatches"] = mismatches;
   return json;
 }
 
 std::string summary_table(const std::vector<TraceResult>& results) {
   std::string text = "\nCross-check\n";
-  text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}  {}\n", "trace", "kind",
-                      "records", "unseen", "beats", "cycles", "mismatches", "paths");
-  std::uint64_t records = 0, unseen = 0, beats = 0, cycles = 0, mismatches = 0;
+  text +=
+      fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>8} {:>10}  {}\n", "trace", "kind",
+                  "records", "unseen", "beats", "cycles", "events", "mismatches", "paths");
+  std::uint64_t records = 0, unseen = 0, beats = 0, cycles = 0, events = 0, mismatches = 0;
   for (const TraceResult& r : results) {
-    text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}  {}\n", r.name,
-                        r.raw ? "raw" : "statistics", r.records_compared, r.unseen(),
-                        r.beats_compared, r.cycles_compared, r.mismatches, joined(r.paths));
+    text +=
+        fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>8} {:>10}  {}\n", r.name,
+                    r.raw ? "raw" : "statistics", r.records_compared, r.unseen(), r.beats_compared,
+                    r.cycles_compared, r.events_compared, r.mismatches, joined(r.paths));
+    events += r.events_compared;
     unseen += r.unseen();
     records += r.records_compared;
     beats += r.beats_compared;
     cycles += r.cycles_compared;
     mismatches += r.mismatches;
   }
-  text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>10}\n", "all", "", records,
-                      unseen, beats, cycles, mismatches);
+  text += fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>8} {:>10}\n", "all", "",
+                      records, unseen, beats, cycles, events, mismatches);
   if (unseen > 0)
     text +=
         "  unseen: completions that found the op queue full; the detection unit took no notice of "
@@ -299,6 +455,8 @@ std::string summary_table(const std::vector<TraceResult>& results) {
       text += fmt::format(" n={} {} ({:.1f})", s.every, s.lead_steps, s.alarms_per_1000);
     text += '\n';
   }
+
+  text += engines_table(results) + host_table(results);
 
   text +=
       "\nReaction: an operator's last element to the new value of its mode register; overhead\n";

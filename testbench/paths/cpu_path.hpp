@@ -1,5 +1,6 @@
 #pragma once
-// The CPU reference as a path: real elements through `summarise`, every completion timed.
+// The CPU reference as a path: real elements through `summarise`, every completion timed, and what
+// the reference says that a host sees.
 #include <span>
 
 #include "operators.hpp"

@@ -18,23 +18,29 @@ using Clock = std::chrono::steady_clock;
 /// One batch per training step, as a trainer would submit it.
 struct Batch {
   std::uint32_t first_seq = 0;
+  std::vector<std::uint32_t> learning_rate_changes;  ///< steps, announced before the batch
   std::vector<cuda::Completion> completions;
   std::vector<std::size_t> tags;
 };
 
-/// A dropped completion ends a batch, for its seq has no successor.
+/// A dropped completion ends a batch, for its seq has no successor; so does a learning-rate change.
 std::vector<Batch> batches_of(const OperatorStream& operators, std::span<const std::size_t> order) {
   std::vector<Batch> batches;
   const std::size_t count = order.empty() ? operators.size() : order.size();
   bool open = false;
+  LearningRateSchedule schedule(operators);
   for (std::size_t seq = 0; seq < count; ++seq) {
     const std::size_t tag = order.empty() ? seq : order[seq];
     if (tag == kUnseen) {
       open = false;
       continue;
     }
+    std::vector<std::uint32_t> changes;
+    schedule.before(tag, [&](std::uint32_t step) { changes.push_back(step); });
+    if (!changes.empty()) open = false;
     if (!open || batches.back().tags.size() == operators.probes()) {
-      batches.push_back({.first_seq = static_cast<std::uint32_t>(seq)});
+      batches.push_back(
+          {.first_seq = static_cast<std::uint32_t>(seq), .learning_rate_changes = changes});
       open = true;
     }
     const Operator op = operators.at(tag);
@@ -94,6 +100,8 @@ PathResult run_cuda(const OperatorStream& operators, const DeviceParameters& par
   };
   for (std::size_t i = 0; i < batches.size(); ++i) {
     const auto submitted = Clock::now();
+    for (const std::uint32_t step : batches[i].learning_rate_changes)
+      reference.announce_learning_rate(step);
     reference.submit(batches[i].first_seq, batches[i].completions);
     if (i < kOneByOne) {
       fetch(submitted);

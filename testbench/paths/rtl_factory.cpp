@@ -9,15 +9,13 @@ namespace opd::tb {
 
 DeviceParameters rtl_parameters() { return DeviceParameters{.num_ops = OPD_NUM_OPS}; }
 
-std::unique_ptr<PinDevice> make_rtl_device(const Config& config,
-                                           std::optional<WaveformWindow> window) {
-  return std::make_unique<RtlDevice<Vopd_top>>(config, std::move(window));
+std::unique_ptr<PinDevice> make_rtl_device(std::optional<WaveformWindow> window) {
+  return std::make_unique<RtlDevice<Vopd_top>>(std::move(window));
 }
 
-double measure_rtl_speed(const Config& config, const std::vector<CycleInput>& stimulus,
-                         double seconds) {
+double measure_rtl_speed(const std::vector<CycleInput>& stimulus, double seconds) {
   using Clock = std::chrono::steady_clock;
-  RtlDevice<Vopd_top> device(config);
+  RtlDevice<Vopd_top> device;
   std::uint64_t beats = 0;
   double elapsed = 0;
   const auto start = Clock::now();

@@ -12,12 +12,11 @@ namespace opd::tb {
 
 /// The parameters that the Verilated device was built with.
 [[nodiscard]] DeviceParameters rtl_parameters();
-[[nodiscard]] std::unique_ptr<PinDevice> make_rtl_device(const Config& config,
-                                                         std::optional<WaveformWindow> window = {});
+/// In reset state: its registers are written through the APB pins.
+[[nodiscard]] std::unique_ptr<PinDevice> make_rtl_device(std::optional<WaveformWindow> window = {});
 
 /// Beats per second of the bare Verilated device on a recorded stimulus, repeated until `seconds`
 /// have passed.
-[[nodiscard]] double measure_rtl_speed(const Config& config,
-                                       const std::vector<CycleInput>& stimulus, double seconds);
+[[nodiscard]] double measure_rtl_speed(const std::vector<CycleInput>& stimulus, double seconds);
 
 }  // namespace opd::tb

@@ -4,11 +4,15 @@
 #include <stdexcept>
 #include <systemc>
 #include <tlm>
+#include <utility>
 
+#include "opd/driver/driver.hpp"
+#include "opd/driver/fields.hpp"
 #include "opd/sc/device_signals.hpp"
 #include "opd/sc/loosely_timed_device.hpp"
 #include "opd/sc/loosely_timed_unit.hpp"
-#include "paths/cpu_path.hpp"
+#include "paths/apb_bus.hpp"
+#include "paths/tlm_bus.hpp"
 
 namespace opd::tb {
 namespace {
@@ -51,16 +55,83 @@ class GatedClock : public sc_core::sc_module {
   bool level_ = false;
 };
 
+/// Ends a host in the middle of an access when its run has been stopped.
+struct RunStopped {};
+
+/// The register in which two configurations differ.
+std::optional<std::uint16_t> differing_register(const Config& left, const Config& right) {
+  for (const ConfigField& field : kConfigFields) {
+    if (field.get(left) != field.get(right)) return field.address;
+  }
+  return std::nullopt;
+}
+
+struct Push {
+  std::uint64_t cycle;
+  bool from_beats;
+};
+struct Issued {
+  std::size_t tag;
+  std::uint64_t last_beat_cycle;
+  Mode mode;
+};
+
+/// What has to be said of the host's side of a run.
+struct HostLog {
+  HostLog() = default;
+  HostLog(const HostLog&) = delete;  // hints refers to view
+  HostLog& operator=(const HostLog&) = delete;
+  HostView view;
+  HintLog hints{view.hint_changes};
+  std::uint32_t last_step = 0;  ///< of the events so far
+};
+
+/// A lockstep run. A new one starts from these values.
+struct LockstepRun {
+  const OperatorStream* operators = nullptr;
+  PinDevice* rtl = nullptr;
+  std::function<void(std::size_t)> on_progress;
+  std::optional<LearningRateSchedule> schedule;
+
+  unsigned reset_cycles = 0;
+  std::uint64_t cycle = 0;
+  std::size_t next_tag = 0;
+  CycleInput input;
+  std::vector<Push> pushes;    ///< by seq
+  std::vector<Issued> issued;  ///< by seq
+  LockstepResult result;
+
+  // Between host, operator source and monitor.
+  bool configured = false;                   ///< by the host: operators may start
+  std::vector<std::uint32_t> announcements;  ///< by the source: steps that the host must announce
+  unsigned idle_cycles = 0;                  ///< since the last sign of an operator
+  bool host_done = false;
+  /// While the planted fault is written: data that the RTL gets instead of what is on the pins
+  std::optional<std::uint32_t> rtl_data;
+};
+
+/// A loosely timed run.
+struct LooselyTimedRun {
+  const OperatorStream* operators = nullptr;
+  std::span<const std::size_t> order;
+  std::optional<LearningRateSchedule> schedule;
+  std::size_t next = 0;
+  std::vector<Issued> issued;  ///< by seq
+  PathResult result;
+};
+
 }  // namespace
 
-/// Everything that is elaborated, and the monitor that samples the pins between two edges: at the
+/// Everything that is elaborated; the monitor, which samples the pins between two edges: at the
 /// falling edge the outputs of the last rising edge and the inputs of the next one are both
-/// settled.
+/// settled; and the host, which drives the APB pins right after a rising edge as the vector unit
+/// drives its own.
 struct Simulation::Modules : public sc_core::sc_module {
   SC_HAS_PROCESS(Modules);
 
-  Modules(sc_core::sc_module_name name, const SimulationOptions& options)
+  Modules(sc_core::sc_module_name name, const SimulationOptions& the_options)
       : sc_core::sc_module(name),
+        options(the_options),
         clock("clock"),
         unit(
             "vector_unit", options.device,
@@ -70,123 +141,123 @@ struct Simulation::Modules : public sc_core::sc_module {
             [this](sc::Operation& operation) { return next_(operation); },
             [this](std::uint64_t tag, std::uint64_t, std::uint64_t last_beat_cycle,
                    Mode mode_at_issue) {
-              issued.push_back({tag, last_beat_cycle, mode_at_issue});
+              run.issued.push_back({tag, last_beat_cycle, mode_at_issue});
             }),
-        device("device", options.device, options.config),
+        device("device", options.device),
+        apb([this](const ApbRequest& request) { return apb_clock_(request); }),
         lt_unit(
             "lt_unit", {.bubbles = options.bubbles},
             [this](sc::Operation& operation) { return next_loosely_timed_(operation); },
             [this](const OpRecord& record, const TapCounts& record_counts) {
-              lt_result.completions.push_back({.record = record, .counts = record_counts});
+              lt.result.completions.push_back({.record = record, .counts = record_counts});
             },
             [this](std::uint64_t tag, std::uint64_t, std::uint64_t, Mode mode_at_issue) {
-              lt_issued.push_back({tag, 0, mode_at_issue});
+              lt.issued.push_back({tag, 0, mode_at_issue});
             }),
-        lt_device("lt_device", options.device, options.loosely_timed_config) {
+        lt_device("lt_device", options.device),
+        lt_bus("lt_bus"),
+        interconnect("interconnect") {
     clock.clk(pins.clk);
     pins.bind(unit);
     unit.done(done);
     pins.bind(device);
-    lt_unit.socket.bind(lt_device.socket);
+    lt_unit.socket.bind(interconnect.initiators);
+    lt_bus.socket.bind(interconnect.initiators);
+    interconnect.target.bind(lt_device.socket);
 
     SC_METHOD(monitor_);
     dont_initialize();
     sensitive << pins.clk.negedge_event();
+    SC_THREAD(host_);
   }
+
+  // --- monitor ---
 
   void monitor_() {
     if (!pins.rst_n.read()) {
       // Two cycles of reset, then one edge that nothing happens at: edge 0 of the run.
-      if (++reset_cycles == 2) pins.rst_n.write(true);
+      if (++run.reset_cycles == 2) pins.rst_n.write(true);
       return;
     }
-    ++cycle;
-    pins.read(input);
+    ++run.cycle;
+    pins.read(run.input);
     const CycleOutput out = pins.outputs();
     note_pushes_();
-    note_record_(out, result.systemc);
-    if (on_progress && out.record_valid && result.systemc.completions.size() % 8192 == 0) {
-      on_progress(result.systemc.completions.size());
+    note_record_(out, run.result.systemc);
+    if (run.on_progress && out.record_valid && run.result.systemc.completions.size() % 8192 == 0) {
+      run.on_progress(run.result.systemc.completions.size());
     }
-    if (rtl != nullptr) compare_(out);
-    const bool quiet = done.read() && out.queue_level == 0 && !out.record_valid &&
-                       !input.beat_valid && !input.stat_valid;
-    idle_cycles = quiet ? idle_cycles + 1 : 0;
-    if (idle_cycles == kDrainCycles) clock.stop();
+    if (run.rtl != nullptr) compare_(out);
+    const bool quiet = run.issued.size() == run.next_tag && out.queue_level == 0 &&
+                       !out.record_valid && !run.input.beat_valid && !run.input.stat_valid;
+    run.idle_cycles = quiet ? run.idle_cycles + 1 : 0;
+    if (drained_()) wake_host.notify(sc_core::SC_ZERO_TIME);
+    if (run.host_done) clock.stop();
   }
+
+  /// Every operator dealt so far has been recorded or has gone unseen.
+  bool drained_() const { return run.idle_cycles >= kDrainCycles; }
 
   /// Completions in the order of their seq: a statistic accepted at an edge is pushed at that edge,
   /// a last beat one later.
   void note_pushes_() {
-    if (input.stat_valid && pins.stat_ready.read()) push_cycles.push_back({cycle, false});
-    if (input.beat_valid) {
-      ++result.systemc.beats;
-      if (input.beat.last) push_cycles.push_back({cycle, true});
+    if (run.input.stat_valid && pins.stat_ready.read()) run.pushes.push_back({run.cycle, false});
+    if (run.input.beat_valid) {
+      ++run.result.systemc.beats;
+      if (run.input.beat.last) run.pushes.push_back({run.cycle, true});
     }
   }
 
   void note_record_(const CycleOutput& out, PathResult& path) {
     if (!out.record_valid) return;
     const std::size_t seq = out.record.seq;
-    if (seq >= push_cycles.size() || seq >= issued.size() ||
-        push_cycles[seq].cycle != issued[seq].last_beat_cycle) {
+    if (seq >= run.pushes.size() || seq >= run.issued.size() ||
+        run.pushes[seq].cycle != run.issued[seq].last_beat_cycle) {
       throw std::logic_error("a record's seq does not belong to a completion of the vector unit");
     }
-    path.completions.push_back({.tag = issued[seq].tag,
-                                .last_beat_cycle = push_cycles[seq].cycle,
-                                .record_cycle = cycle,
-                                .mode_at_issue = issued[seq].mode,
-                                .from_beats = push_cycles[seq].from_beats,
+    path.completions.push_back({.tag = run.issued[seq].tag,
+                                .last_beat_cycle = run.pushes[seq].cycle,
+                                .record_cycle = run.cycle,
+                                .mode_at_issue = run.issued[seq].mode,
+                                .from_beats = run.pushes[seq].from_beats,
                                 .record = out.record,
                                 .counts = out.counts});
   }
 
   void compare_(const CycleOutput& out) {
+    CycleInput input = run.input;
+    if (run.rtl_data && input.apb.write) input.apb.data = *run.rtl_data;
     const auto start = Clock::now();
-    const CycleOutput rtl_out = rtl->peek(input);
-    rtl->edge();
-    result.rtl.seconds += seconds_since(start);
-    ++result.cycles_compared;
+    const CycleOutput rtl_out = run.rtl->peek(input);
+    run.rtl->edge();
+    run.result.rtl.seconds += seconds_since(start);
+    ++run.result.cycles_compared;
     // A record with a seq of its own cannot be filed; the comparison below names it.
     if (rtl_out.record_valid && out.record_valid && rtl_out.record.seq == out.record.seq) {
-      note_record_(rtl_out, result.rtl);
+      note_record_(rtl_out, run.result.rtl);
     }
-    if (auto divergence = compare_cycles("rtl", rtl_out, "systemc", out, cycle)) {
-      result.cycle_mismatches = 1;
-      if (divergence->record && divergence->record->seq < push_cycles.size()) {
-        divergence->last_beat_cycle = push_cycles[divergence->record->seq].cycle;
+    if (auto divergence = compare_cycles("rtl", rtl_out, "systemc", out, run.cycle)) {
+      run.result.cycle_mismatches = 1;
+      if (divergence->record && divergence->record->seq < run.pushes.size()) {
+        divergence->last_beat_cycle = run.pushes[divergence->record->seq].cycle;
       }
-      result.divergence = std::move(divergence);
+      run.result.divergence = std::move(divergence);
       clock.stop();
     }
   }
 
-  /// Longer than the pipeline from the last beat to its record.
-  static constexpr unsigned kDrainCycles = 8;
+  // --- operators ---
 
-  struct Push {
-    std::uint64_t cycle;
-    bool from_beats;
-  };
-  struct Issued {
-    std::size_t tag;
-    std::uint64_t last_beat_cycle;
-    Mode mode;
-  };
+  sc::SourceAnswer next_(sc::Operation& operation) {
+    if (!run.configured || !run.announcements.empty()) return sc::SourceAnswer::kWait;
+    if (run.next_tag == run.operators->size()) return sc::SourceAnswer::kEnd;
+    run.schedule->before(run.next_tag,
+                         [this](std::uint32_t step) { run.announcements.push_back(step); });
+    if (!run.announcements.empty()) return sc::SourceAnswer::kWait;
+    operation = operation_of_(*run.operators, run.next_tag++);
+    return sc::SourceAnswer::kOperation;
+  }
 
-  bool next_(sc::Operation& operation) {
-    if (operators == nullptr || next_tag == operators->size()) return false;
-    operation = operation_of_(*operators, next_tag++);
-    return true;
-  }
-  bool next_loosely_timed_(sc::Operation& operation) {
-    if (lt_operators == nullptr ||
-        lt_next == (lt_order.empty() ? lt_operators->size() : lt_order.size()))
-      return false;
-    operation = operation_of_(*lt_operators, lt_order.empty() ? lt_next : lt_order[lt_next]);
-    ++lt_next;
-    return true;
-  }
   static sc::Operation operation_of_(const OperatorStream& stream, std::size_t tag) {
     const Operator op = stream.at(tag);
     return {.descriptor = op.descriptor,
@@ -195,34 +266,137 @@ struct Simulation::Modules : public sc_core::sc_module {
             .tag = tag};
   }
 
+  // --- host ---
+
+  /// One run after the other. An access that its run's end has cut short ends with RunStopped.
+  void host_() {
+    for (;;) {
+      while (served_run == run_number || !pins.rst_n.read()) wait(pins.clk.posedge_event());
+      served_run = run_number;
+      try {
+        serve_();
+      } catch (const RunStopped&) {
+      }
+    }
+  }
+
+  ApbResponse apb_clock_(const ApbRequest& request) {
+    pins.apb_request.write(request);
+    wait_for_edge_();
+    pins.apb_request.write({});  // unless the next access follows at once
+    return pins.apb_response.read();
+  }
+
+  void wait_for_edge_() {
+    wait(pins.clk.posedge_event());
+    if (served_run != run_number) throw RunStopped{};
+  }
+
+  void serve_() {
+    driver::Driver host(apb);
+    bring_up_(host, options.config);
+    plant_fault_();
+    run.configured = true;
+    HostLog log;
+    for (;;) {
+      while (pins.irq.read()) react_(host, log);
+      if (drained_() && !run.announcements.empty()) {
+        for (const std::uint32_t step : run.announcements) host.announce_learning_rate(step);
+        run.announcements.clear();
+      }
+      if (drained_() && done.read()) break;
+      wait(pins.irq.posedge_event() | wake_host);
+      wait_for_edge_();
+    }
+    finish_(host, log);
+    for (PathResult* path : {&run.result.systemc, &run.result.rtl}) path->host = log.view;
+    run.host_done = true;
+  }
+
+  /// Checks that the device is the one that the replay was told, and sets it up.
+  void bring_up_(driver::Driver& host, const Config& config) const {
+    if (host.identify() != options.device)
+      throw std::logic_error("the capabilities are not the parameters of the device");
+    host.configure(config);
+    host.enable_interrupts(driver::kAllInterrupts);
+  }
+
+  static void react_(driver::Driver& host, HostLog& log) {
+    const driver::EventReport report = host.handle_events([&](const Event& event) {
+      log.view.events.push_back(event);
+      log.last_step = event.step;
+    });
+    if (report.interrupts.hint) log.hints.update(log.last_step, host.hints());
+  }
+
+  static void finish_(driver::Driver& host, HostLog& log) {
+    react_(host, log);
+    log.view.counters = host.counters();
+    log.view.events_lost = log.view.counters.events_lost;
+    log.view.hints = host.hints();
+    log.view.mode_counts = host.mode_counts();
+    log.view.last_clean_step = host.last_clean_step();
+  }
+
+  /// Writes the register that the planted fault is in: as it should be to one device, falsified to
+  /// the other.
+  void plant_fault_() {
+    const auto address = differing_register(options.config, options.faulty_config);
+    if (!address || (options.plant_fault != "rtl" && options.plant_fault != "systemc")) return;
+    const std::uint32_t right = driver::configuration_value(options.config, *address);
+    const std::uint32_t wrong = driver::configuration_value(options.faulty_config, *address);
+    const bool in_rtl = options.plant_fault == "rtl";
+    run.rtl_data = in_rtl ? wrong : right;
+    apb.write(*address, in_rtl ? right : wrong);
+    run.rtl_data.reset();
+  }
+
+  // --- loosely timed ---
+
+  /// Asked between two operators: the host takes its turn here.
+  sc::SourceAnswer next_loosely_timed_(sc::Operation& operation) {
+    if (lt.operators == nullptr) return sc::SourceAnswer::kEnd;
+    if (!lt_log) {
+      lt_log.emplace();
+      bring_up_(lt_host,
+                options.plant_fault == "systemc-lt" ? options.faulty_config : options.config);
+    }
+    while (lt_device.irq()) react_(lt_host, *lt_log);
+    if (lt.next == (lt.order.empty() ? lt.operators->size() : lt.order.size())) {
+      finish_(lt_host, *lt_log);
+      lt.result.host = lt_log->view;
+      return sc::SourceAnswer::kEnd;
+    }
+    const std::size_t tag = lt.order.empty() ? lt.next : lt.order[lt.next];
+    ++lt.next;
+    lt.schedule->before(tag, [this](std::uint32_t step) { lt_host.announce_learning_rate(step); });
+    operation = operation_of_(*lt.operators, tag);
+    return sc::SourceAnswer::kOperation;
+  }
+
+  /// Longer than the pipeline from the last beat to its record.
+  static constexpr unsigned kDrainCycles = 16;
+
+  const SimulationOptions options;
   sc::DeviceSignals pins;
   sc_core::sc_signal<bool> done{"done"};
+  sc_core::sc_event wake_host{"wake_host"};
 
   GatedClock clock;
   sc::VectorUnit unit;
   sc::Device device;
+  ApbBus apb;
   sc::LooselyTimedUnit lt_unit;
   sc::LooselyTimedDevice lt_device;
+  TlmBus lt_bus;
+  Interconnect interconnect;
+  driver::Driver lt_host{lt_bus};
 
-  // State of the run in progress.
-  const OperatorStream* operators = nullptr;
-  std::size_t next_tag = 0;
-  unsigned reset_cycles = 0;
-  PinDevice* rtl = nullptr;
-  std::function<void(std::size_t)> on_progress;
-  std::uint64_t cycle = 0;
-  unsigned idle_cycles = 0;
-  CycleInput input;
-  std::vector<Push> push_cycles;  // by seq
-  std::vector<Issued> issued;     // by seq
-  LockstepResult result;
-
-  // The same, loosely timed.
-  const OperatorStream* lt_operators = nullptr;
-  std::span<const std::size_t> lt_order;
-  std::size_t lt_next = 0;
-  std::vector<Issued> lt_issued;  // by seq
-  PathResult lt_result;
+  LockstepRun run;
+  std::uint64_t run_number = 0;
+  std::uint64_t served_run = 0;  ///< by the host
+  LooselyTimedRun lt;
+  std::optional<HostLog> lt_log;
 };
 
 Simulation::Simulation(const SimulationOptions& options)
@@ -235,60 +409,53 @@ Simulation::~Simulation() = default;
 LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevice* rtl,
                                         const std::function<void(std::size_t)>& on_progress) {
   Modules& m = *modules_;
-  m.operators = &operators;
-  m.next_tag = 0;
-  m.reset_cycles = 0;
-  m.rtl = rtl;
-  m.on_progress = on_progress;
-  m.cycle = 0;
-  m.idle_cycles = 0;
-  m.input = {};
-  m.push_cycles.clear();
-  m.issued.clear();
-  m.result = {};
-  m.result.rtl.path = "rtl";
-  m.result.systemc.path = "systemc";
+  m.run = {.operators = &operators,
+           .rtl = rtl,
+           .on_progress = on_progress,
+           .schedule = LearningRateSchedule(operators)};
+  LockstepResult& result = m.run.result;
+  result.rtl.path = "rtl";
+  result.systemc.path = "systemc";
   if (rtl != nullptr) rtl->reset();
 
+  ++m.run_number;
+  m.wake_host.notify(sc_core::SC_ZERO_TIME);  // a host whose last run was stopped
   m.pins.rst_n.write(false);
   m.clock.start();
   const auto start = Clock::now();
   sc_core::sc_start();  // returns when the clock has stopped
-  m.result.systemc.seconds = seconds_since(start) - m.result.rtl.seconds;
+  result.systemc.seconds = seconds_since(start) - result.rtl.seconds;
 
   const sc::VectorUnitCounts& counts = m.unit.counts();
-  for (PathResult* path : {&m.result.systemc, &m.result.rtl}) {
-    path->cycles = m.cycle;
-    path->beats = m.result.systemc.beats;
+  for (PathResult* path : {&result.systemc, &result.rtl}) {
+    path->cycles = m.run.cycle;
+    path->beats = result.systemc.beats;
     path->stall_cycles = counts.tap_stall_cycles;
-    path->queue_high_water = m.pins.queue_high_water.read();
-    path->unseen_count = m.pins.unseen_count.read();
+    path->unseen_count = path->host ? path->host->counters.unseen : m.pins.unseen_count.read();
   }
-  m.operators = nullptr;
-  m.rtl = nullptr;
-  return std::move(m.result);
+  return std::move(result);
 }
 
 PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
                                          std::span<const std::size_t> order) {
   Modules& m = *modules_;
-  m.lt_operators = &operators;
-  m.lt_order = order;
-  m.lt_next = 0;
-  m.lt_issued.clear();
-  m.lt_result = {.path = "systemc-lt"};
+  m.lt = {.operators = &operators,
+          .order = order,
+          .schedule = LearningRateSchedule(operators),
+          .result = {.path = "systemc-lt"}};
+  m.lt_log.reset();
   m.lt_device.reset();
   m.lt_unit.restart();
   const auto start = Clock::now();
   sc_core::sc_start();  // returns when the unit waits for a restart
-  m.lt_result.seconds = seconds_since(start);
-  for (Completion& completion : m.lt_result.completions) {
-    const Modules::Issued& issued = m.lt_issued.at(completion.record.seq);
+  m.lt.result.seconds = seconds_since(start);
+  for (Completion& completion : m.lt.result.completions) {
+    const Issued& issued = m.lt.issued.at(completion.record.seq);
     completion.tag = issued.tag;
     completion.mode_at_issue = issued.mode;
   }
-  m.lt_operators = nullptr;
-  return std::move(m.lt_result);
+  m.lt.operators = nullptr;
+  return std::move(m.lt.result);
 }
 
 }  // namespace opd::tb

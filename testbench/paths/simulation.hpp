@@ -2,11 +2,17 @@
 // The SystemC side of a replay: vector unit and device, cycle-accurate, with the Verilated device
 // clocked beside them on the same pins; and the same unit loosely timed.
 //
+// A host runs beside the vector unit: it configures the device through its registers before the first
+// operator, reacts to the interrupt, announces learning-rate changes between two steps, and reads
+// counters at the end, all by the driver: over APB on the shared pins in the lockstep run, over TLM
+// in the loosely timed one. Nothing reaches a device by another way.
+//
 // SystemC elaborates once per process: make one Simulation, then run as many traces through it as
 // wanted. Each run resets the devices first, as a host would.
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "operators.hpp"
 #include "paths/path_result.hpp"
@@ -16,9 +22,11 @@ namespace opd::tb {
 
 struct SimulationOptions {
   DeviceParameters device;
-  Config config;  ///< of the SystemC device
-  /// Of the loosely timed device (differs only when a fault is planted).
-  Config loosely_timed_config;
+  Config config;  ///< of every device
+  /// What the device of the path `plant_fault` (rtl, systemc or systemc-lt) gets instead. Rtl and
+  /// systemc share their pins: the one register that differs is written differently to one of them.
+  Config faulty_config;
+  std::optional<std::string> plant_fault;
   unsigned lane_latency = 4;  ///< clocks from issue to the first beat
   unsigned bubbles = 1;       ///< idle clocks between operators of one stream
   unsigned streams = 1;       ///< operators in flight
@@ -42,7 +50,7 @@ class Simulation {
   Simulation& operator=(const Simulation&) = delete;
 
   /// Runs the operators cycle by cycle. `rtl` may be null; it is reset here. `on_progress` is told the
-  /// operators completed so far.
+  /// operators completed so far. Errors of the driver come as sc_core::sc_report.
   LockstepResult run_lockstep(const OperatorStream& operators, PinDevice* rtl,
                               const std::function<void(std::size_t)>& on_progress = {});
 
