@@ -125,9 +125,17 @@ TEST(ReferenceBatch, ThrustHostPipelineEqualsCpuReference) {
   std::mt19937_64 rng(seed);
   std::size_t compared = 0;
   for (const unsigned counter_width : {2u, 6u, 32u}) {
-    const DeviceParameters parameters{.num_ops = 5, .counter_width = counter_width};
-    const Config config = counter_width == 6 ? tb::draw_config(rng) : Config{};
+    const DeviceParameters parameters{.num_ops = 5,
+                                      .counter_width = counter_width,
+                                      .forecast_engine = counter_width != 2,
+                                      .published_engine = counter_width != 6};
+    Config config = counter_width == 6 ? tb::draw_config(rng) : Config{};
+    config.control_enable = 1;
+    config.published_min_samples = 4;
     ref::CpuReference cpu(parameters, config);
+    ref::DetectorSetup setup{.config = config,
+                             .forecast_engine = parameters.forecast_engine,
+                             .published_engine = parameters.published_engine};
     std::vector<ref::OpState> states(parameters.num_ops);
     std::uint32_t seq = 0;
     for (int batch = 0; batch < 120; ++batch) {
@@ -136,6 +144,10 @@ TEST(ReferenceBatch, ThrustHostPipelineEqualsCpuReference) {
       std::vector<OpRecord> expected_records;
       std::vector<TapSummary> expected_summaries;
       const std::uint32_t first_seq = seq;
+      if (batch == 30 || batch == 75) {
+        cpu.announce_learning_rate(static_cast<std::uint32_t>(batch));
+        setup.learning_rate_change = {true, static_cast<std::uint32_t>(batch)};
+      }
       for (ref::Segment& segment : segments) {
         const Format format = tb::kFormats[rng() % 5];
         segment.descriptor = {.op = static_cast<std::uint16_t>(rng() % parameters.num_ops),
@@ -162,7 +174,7 @@ TEST(ReferenceBatch, ThrustHostPipelineEqualsCpuReference) {
                                        ? ref::summarise(format, elements, counter_width)
                                        : ref::clamp_summary(segment.statistic, counter_width);
         expected_summaries.push_back(summary);
-        expected_records.push_back(*cpu.complete(segment.seq, segment.descriptor, summary));
+        expected_records.push_back(cpu.complete(segment.seq, segment.descriptor, summary)->record);
       }
       const ref::BatchPlan plan =
           ref::make_plan(segments, 128);  // several chunks for the longer ones
@@ -172,7 +184,7 @@ TEST(ReferenceBatch, ThrustHostPipelineEqualsCpuReference) {
                               plan.segments.data(), counter_width, summaries.data());
       ref::advance_ops(thrust::device,
                        ref::AdvanceOp{plan.segments.data(), summaries.data(), plan.op_begin.data(),
-                                      states.data(), records.data(), config, counter_width},
+                                      states.data(), records.data(), setup, counter_width},
                        plan.op_begin.size() - 1);
       for (std::size_t s = 0; s < records.size(); ++s) {
         const std::size_t k = records[s].seq - first_seq;

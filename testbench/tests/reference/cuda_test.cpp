@@ -51,13 +51,18 @@ TEST_F(ReferenceCuda, RecordsEqualTheCpuReference) {
           .op = static_cast<std::uint16_t>(rng() % 6), .format = format, .step = batch};
       completions[k].elements = storage[k];
     }
+    if (batch == 20) {
+      cpu.announce_learning_rate(batch);
+      device.announce_learning_rate(batch);
+    }
     device.submit(batch * 64, completions);
     const std::vector<cuda::Result> results = device.fetch();
     ASSERT_EQ(results.size(), completions.size());
     for (std::size_t k = 0; k < completions.size(); ++k) {
       const TapSummary summary = ref::summarise(completions[k].descriptor.format, storage[k]);
-      const auto record = cpu.complete(batch * 64 + static_cast<std::uint32_t>(k),
-                                       completions[k].descriptor, summary);
+      const auto detection = cpu.complete(batch * 64 + static_cast<std::uint32_t>(k),
+                                          completions[k].descriptor, summary);
+      const auto record = detection ? std::optional(detection->record) : std::nullopt;
       ASSERT_EQ(results[k].record, record);
       ASSERT_EQ(results[k].summary, record ? summary : TapSummary{});
       ++compared;

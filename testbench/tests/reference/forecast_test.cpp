@@ -1,18 +1,38 @@
-// Forecast engine and risk: a second formulation in floating point, and the properties that
-// docs/numerics.md names.
-#include "opd/reference/forecast.hpp"
-
+// History, forecast engine and risk: a second formulation in floating point, and the properties
+// that docs/numerics.md names. The engine is driven through the detection unit, alone in it.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "opd/reference/detector.hpp"
 #include "oracle.hpp"
 
 namespace opd {
 namespace {
 
-using ref::forecast_step;
-using ref::ForecastState;
+/// What a device with the forecast engine alone remembers of an operator, but for its mode.
+struct ForecastOp {
+  std::int32_t baseline = 0;
+  std::uint8_t age = 0;
+  std::uint8_t nonfinite_run = 0;
+  bool operator==(const ForecastOp&) const = default;
+};
+
+unsigned forecast_step(const OpDescriptor& descriptor, const TapSummary& summary,
+                       const Config& config, ForecastOp& op,
+                       const ref::LearningRateChange& change = {}) {
+  const ref::DetectorSetup setup{
+      .config = config, .published_engine = false, .learning_rate_change = change};
+  ref::OpState state;
+  state.forecast.baseline = op.baseline;
+  state.history = {op.age, op.nonfinite_run};
+  const ref::Detection detection =
+      ref::complete(0, descriptor, summary, setup, ref::Upset::kNone, state);
+  EXPECT_EQ(state.published, ref::PublishedState{});  // an absent engine has no state
+  EXPECT_EQ(detection.score, ref::PublishedScore{});
+  op = {state.forecast.baseline, state.history.age, state.history.nonfinite_run};
+  return detection.record.flags;
+}
 
 bool raised(unsigned flags, Flag flag) { return (flags & flag_bit(flag)) != 0; }
 
@@ -31,7 +51,8 @@ constexpr OpDescriptor kFp32{.op = 0, .format = Format::kFp32, .step = 0, .scale
 struct RealEngine {
   double baseline = 0, age = 0, run = 0;
 
-  unsigned step(double x, double limit, double scale, const TapSummary& summary, const Config& c) {
+  unsigned step(double x, double limit, double scale, const TapSummary& summary, const Config& c,
+                bool desensitised) {
     unsigned flags = 0;
     if (summary.nonfinite_count != 0) flags |= 1u << 5;
     if (summary.saturated_count != 0) flags |= 1u << 6;
@@ -46,10 +67,12 @@ struct RealEngine {
     const double target = x - 32 * scale;                       // 1/32 bit
     const double deviation = age == 0 ? 0 : target - baseline;  // 1/32 bit, quarters
     const double headroom = limit - x;
-    if (headroom < c.forecast_headroom && deviation * std::exp2(c.forecast_shift) > headroom)
+    const double horizon = c.forecast_shift - (desensitised ? c.desensitise_horizon : 0);
+    const double jump = c.jump_threshold + (desensitised ? c.desensitise_jump : 0);
+    if (headroom < c.forecast_headroom && deviation * std::exp2(horizon) > headroom)
       flags |= 1u << 2;
     if (headroom <= c.critical_headroom) flags |= 1u << 3;
-    if (age >= c.jump_min_samples && deviation > c.jump_threshold) flags |= 1u << 4;
+    if (age >= c.jump_min_samples && deviation > jump) flags |= 1u << 4;
     baseline = age == 0
                    ? target
                    : baseline + std::floor(4 * deviation / std::exp2(c.baseline_shift) + 0.5) / 4;
@@ -62,21 +85,27 @@ TEST(ReferenceForecast, AgreesWithARealValuedEngine) {
   const std::uint64_t seed = tb::case_seed(7);
   SCOPED_TRACE("OPD_SEED=" + std::to_string(seed));
   std::mt19937_64 rng(seed);
-  std::size_t compared = 0;
+  std::size_t compared = 0, judged_softly = 0;
   std::array<std::size_t, 8> seen{};
   for (int run = 0; run < 400; ++run) {
     Config config = run % 4 == 0 ? Config{} : tb::draw_config(rng);
+    config.control_enable = 1;
+    const ref::LearningRateChange change{run % 3 != 0, static_cast<std::uint32_t>(rng())};
     if (run % 2 == 0) {  // small run lengths, so that re-seeding is reached
       config.baseline_reseed_run = static_cast<std::uint8_t>(rng() % 4);
       config.jump_threshold = static_cast<std::uint16_t>(rng() % 64);
       config.jump_min_samples = static_cast<std::uint8_t>(rng() % 20);
     }
-    ForecastState state;
+    ForecastOp state;
     RealEngine real;
     for (int k = 0; k < 400; ++k) {
       const Format format = tb::kFormats[rng() % 5];
+      const std::int64_t since = tb::draw(rng, -60, 300);  // steps since the change
       const OpDescriptor descriptor{
-          .format = format, .scale_log2 = static_cast<std::int8_t>(tb::draw(rng, -128, 127))};
+          .format = format,
+          .step = static_cast<std::uint32_t>(change.step + since),
+          .scale_log2 = static_cast<std::int8_t>(tb::draw(rng, -128, 127))};
+      const bool desensitised = change.announced && since >= 0 && since < config.desensitise_steps;
       const bool calm = rng() % 2 == 0;
       TapSummary summary{.max_mag = tb::draw_element(
                              rng, format, calm ? tb::Content::kNearLimit : tb::Content::kModerate),
@@ -89,20 +118,22 @@ TEST(ReferenceForecast, AgreesWithARealValuedEngine) {
       const std::array<std::int16_t, 5> limits = {config.limit_fp16, config.limit_bf16,
                                                   config.limit_e4m3, config.limit_e5m2,
                                                   config.limit_fp32};
-      const unsigned expected =
-          real.step(ref::log2_code(format, summary.max_mag),
-                    limits[static_cast<std::size_t>(format)], used.scale_log2, summary, config);
-      ASSERT_EQ(forecast_step(used, summary, config, state), expected)
+      const unsigned expected = real.step(ref::log2_code(format, summary.max_mag),
+                                          limits[static_cast<std::size_t>(format)], used.scale_log2,
+                                          summary, config, desensitised);
+      ASSERT_EQ(forecast_step(used, summary, config, state, change), expected)
           << "run " << run << " sample " << k;
       ASSERT_EQ(state.baseline, static_cast<std::int32_t>(4 * real.baseline));
       ASSERT_EQ(state.age, real.age);
       ASSERT_EQ(state.nonfinite_run, real.run);
       ASSERT_LT(std::abs(state.baseline), 1 << 16);  // 17 bits signed
       for (unsigned flag = 0; flag < 8; ++flag) seen[flag] += (expected >> flag) & 1u;
+      judged_softly += desensitised && summary.nonfinite_count == 0;
       ++compared;
     }
   }
   EXPECT_EQ(compared, 160000u);
+  EXPECT_GT(judged_softly, 10000u);
   for (const Flag flag : {Flag::kForecast, Flag::kCritical, Flag::kJump, Flag::kNonfinite,
                           Flag::kSaturated, Flag::kWarmup}) {
     EXPECT_GT(seen[static_cast<std::size_t>(flag)], 1000u)
@@ -116,7 +147,7 @@ TEST(ReferenceForecast, RampIsForecastAboutThirtySteps) {
   const Config config;
   std::size_t ramps = 0;
   for (const double slope : {0.02, 0.03, 0.05, 0.08, 0.1, 0.12}) {
-    ForecastState state;
+    ForecastOp state;
     int first = -1, last = 0;
     const double start = 128 - 250 * slope;
     for (int step = 0; start + step * slope < 127.99; ++step) {
@@ -134,7 +165,7 @@ TEST(ReferenceForecast, RampIsForecastAboutThirtySteps) {
 
 TEST(ReferenceForecast, SteepRampIsForecastAtTheHeadroom) {
   const Config config;
-  ForecastState state;
+  ForecastOp state;
   double first = -1;
   for (double x = 28; x < 128; x += 0.5) {
     if (raised(forecast_step(kFp32, sample_at(x), config, state), Flag::kForecast)) {
@@ -149,7 +180,7 @@ TEST(ReferenceForecast, ConstantOrFallingMagnitudeIsNeverForecast) {
   const Config config;
   std::size_t compared = 0;
   for (const double slope : {0.0, -0.01, -0.5}) {
-    ForecastState state;
+    ForecastOp state;
     for (int step = 0; step < 200; ++step) {
       const unsigned flags = forecast_step(kFp32, sample_at(127.5 + step * slope), config, state);
       EXPECT_FALSE(raised(flags, Flag::kForecast));
@@ -165,8 +196,8 @@ TEST(ReferenceForecast, DeadBandIsBelowOneSixteenthBit) {
   std::size_t compared = 0;
   for (std::int32_t offset = -200; offset <= 200; ++offset) {
     // 127.5 bits: x = 4080 + 1; the baseline starts `offset` / 128 bit below the sample.
-    ForecastState state{
-        .baseline = 4 * ref::log2_code(Format::kFp32, sample_at(100).max_mag) - offset, .age = 100};
+    ForecastOp state{.baseline = 4 * ref::log2_code(Format::kFp32, sample_at(100).max_mag) - offset,
+                     .age = 100};
     const std::int32_t before = state.baseline;
     forecast_step(kFp32, sample_at(100), config, state);
     EXPECT_EQ(state.baseline == before, offset >= -8 && offset < 8) << offset;
@@ -178,7 +209,7 @@ TEST(ReferenceForecast, DeadBandIsBelowOneSixteenthBit) {
 TEST(ReferenceForecast, CriticalIsInclusiveAndForecastIsNot) {
   Config config;
   const std::int32_t x = ref::log2_code(Format::kFp32, sample_at(100).max_mag);
-  ForecastState state{.baseline = -100000 / 4, .age = 10};
+  ForecastOp state{.baseline = -100000 / 4, .age = 10};
   config.limit_fp32 = static_cast<std::int16_t>(x + config.critical_headroom);
   EXPECT_TRUE(raised(forecast_step(kFp32, sample_at(100), config, state), Flag::kCritical));
   config.limit_fp32 = static_cast<std::int16_t>(x + config.critical_headroom + 1);
@@ -196,7 +227,7 @@ TEST(ReferenceForecast, JumpNeedsAgeAndThreshold) {
   const Config config;
   const std::int32_t x = ref::log2_code(Format::kFp32, sample_at(10).max_mag);
   const auto jump = [&](std::int32_t deviation, std::uint8_t age) {
-    ForecastState state{.baseline = 4 * x - deviation, .age = age};
+    ForecastOp state{.baseline = 4 * x - deviation, .age = age};
     return raised(forecast_step(kFp32, sample_at(10), config, state), Flag::kJump);
   };
   EXPECT_FALSE(jump(4 * config.jump_threshold, 16));
@@ -207,9 +238,9 @@ TEST(ReferenceForecast, JumpNeedsAgeAndThreshold) {
 
 TEST(ReferenceForecast, NonfiniteFreezesTheBaseline) {
   const Config config;
-  ForecastState state;
+  ForecastOp state;
   for (int k = 0; k < 20; ++k) forecast_step(kFp32, sample_at(3), config, state);
-  const ForecastState before = state;
+  const ForecastOp before = state;
   const unsigned flags = forecast_step(
       kFp32, {.max_mag = sample_at(127.9).max_mag, .nonfinite_count = 1}, config, state);
   EXPECT_EQ(flags, flag_bit(Flag::kNonfinite));  // no rate flag from a sample that is not usable
@@ -222,7 +253,7 @@ TEST(ReferenceForecast, NonfiniteFreezesTheBaseline) {
 
 TEST(ReferenceForecast, ALongRunSeedsTheBaselineAfresh) {
   const Config config;
-  ForecastState state;
+  ForecastOp state;
   for (int k = 0; k < 40; ++k) forecast_step(kFp32, sample_at(3), config, state);
   const TapSummary nonfinite{.nonfinite_count = 1};
   for (int k = 1; k < config.baseline_reseed_run; ++k)
@@ -240,21 +271,21 @@ TEST(ReferenceForecast, ALongRunSeedsTheBaselineAfresh) {
 TEST(ReferenceForecast, ReseedRunZeroNeverSeedsAfresh) {
   Config config;
   config.baseline_reseed_run = 0;
-  ForecastState state{.baseline = 77, .age = 9};
+  ForecastOp state{.baseline = 77, .age = 9};
   for (int k = 0; k < 300; ++k) forecast_step(kFp32, {.nonfinite_count = 1}, config, state);
-  EXPECT_EQ(state, (ForecastState{.baseline = 77, .age = 9, .nonfinite_run = 255}));
+  EXPECT_EQ(state, (ForecastOp{.baseline = 77, .age = 9, .nonfinite_run = 255}));
 }
 
 TEST(ReferenceForecast, AnAllZeroOutputOnlyEndsTheRun) {
   const Config config;
-  ForecastState state{.baseline = 77, .age = 20, .nonfinite_run = 3};
+  ForecastOp state{.baseline = 77, .age = 20, .nonfinite_run = 3};
   EXPECT_EQ(forecast_step(kFp32, {.element_count = 5, .zero_count = 5}, config, state), 0);
-  EXPECT_EQ(state, (ForecastState{.baseline = 77, .age = 20, .nonfinite_run = 0}));
+  EXPECT_EQ(state, (ForecastOp{.baseline = 77, .age = 20, .nonfinite_run = 0}));
 }
 
 TEST(ReferenceForecast, LossScaleLeavesTheBaselineButNotTheHeadroom) {
   const Config config;
-  ForecastState state;
+  ForecastOp state;
   OpDescriptor gradient = kFp32;
   for (int k = 0; k < 100; ++k) {
     gradient.scale_log2 =
@@ -265,6 +296,63 @@ TEST(ReferenceForecast, LossScaleLeavesTheBaselineButNotTheHeadroom) {
   }
   gradient.scale_log2 = 107;
   EXPECT_TRUE(raised(forecast_step(gradient, sample_at(127.5), config, state), Flag::kCritical));
+}
+
+TEST(ReferenceForecast, DesensitisedNeedsMoreDeviation) {
+  const Config config;
+  const std::int32_t x = ref::log2_code(Format::kFp32, sample_at(10).max_mag);
+  const auto jump = [&](std::int32_t deviation, std::uint32_t step, bool announced) {
+    ForecastOp state{.baseline = 4 * x - deviation, .age = 16};
+    OpDescriptor descriptor = kFp32;
+    descriptor.step = step;
+    return raised(forecast_step(descriptor, sample_at(10), config, state, {announced, 100}),
+                  Flag::kJump);
+  };
+  EXPECT_TRUE(jump(4 * 96 + 1, 99, true));  // the step before the change
+  EXPECT_FALSE(jump(4 * 96 + 1, 100, true));
+  EXPECT_FALSE(jump(4 * 128, 139, true));
+  EXPECT_TRUE(jump(4 * 128 + 1, 139, true));
+  EXPECT_TRUE(jump(4 * 96 + 1, 140, true));
+  EXPECT_TRUE(jump(4 * 96 + 1, 100, false));  // step 100 of a device that was told nothing
+
+  // FORECAST with SHIFT 1 and HORIZON 1: deviation > headroom where deviation > headroom / 2 does
+  // without the change. Headroom is 100/32 bit, deviations are in 1/128 bit.
+  const auto forecast = [&](std::int32_t deviation, std::uint32_t step) {
+    Config near = config;
+    near.limit_fp32 = static_cast<std::int16_t>(x + 100);
+    ForecastOp state{.baseline = 4 * x - deviation, .age = 1};
+    OpDescriptor descriptor = kFp32;
+    descriptor.step = step;
+    return raised(forecast_step(descriptor, sample_at(10), near, state, {true, 100}),
+                  Flag::kForecast);
+  };
+  EXPECT_FALSE(forecast(200, 99));
+  EXPECT_TRUE(forecast(201, 99));
+  EXPECT_FALSE(forecast(400, 100));
+  EXPECT_TRUE(forecast(401, 100));
+}
+
+TEST(ReferenceForecast, ALearningRateChangeWrapsWithTheSteps) {
+  const Config config;  // 40 steps
+  const ref::LearningRateChange change{true, 0xFFFFFFF0u};
+  std::size_t desensitised = 0, compared = 0;
+  for (std::uint32_t step = 0xFFFFFF00u; step != 0x100; ++step) {
+    const bool is = ref::is_desensitised(step, change, config);
+    EXPECT_EQ(is, step >= 0xFFFFFFF0u || step < 24) << step;
+    desensitised += is;
+    ++compared;
+  }
+  EXPECT_EQ(desensitised, 40u);
+  EXPECT_EQ(compared, 512u);
+}
+
+TEST(ReferenceForecast, AgeSaturates) {
+  const Config config;
+  ForecastOp state{.baseline = 0, .age = 253};
+  for (const unsigned expected : {254u, 255u, 255u, 255u}) {
+    forecast_step(kFp32, sample_at(3), config, state);
+    EXPECT_EQ(state.age, expected);
+  }
 }
 
 TEST(ReferenceRisk, SumOfWeightsSaturates) {
@@ -283,6 +371,7 @@ TEST(ReferenceRisk, SumOfWeightsSaturates) {
     }
   }
   EXPECT_EQ(compared, 12800u);
+  EXPECT_EQ(ref::risk_of(flag_bit(Flag::kZHalf) | flag_bit(Flag::kUpset), Config{}), 0);
 }
 
 }  // namespace
