@@ -35,7 +35,7 @@ void LooselyTimedDevice::inject_upset(std::uint16_t op, UpsetTarget target, unsi
   detection_.inject_upset(op, target, bit);
 }
 
-void LooselyTimedDevice::b_transport_(tlm::tlm_generic_payload& transaction,
+void LooselyTimedDevice::b_transport_(int /*initiator*/, tlm::tlm_generic_payload& transaction,
                                       sc_core::sc_time& delay) {
   transaction.set_dmi_allowed(false);
   transaction.set_response_status(access_(transaction, delay));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fixed_config.hpp"
 #include "opd/sc/loosely_timed_device.hpp"
 #include "opd/sc/loosely_timed_unit.hpp"
 #include "unit_bench.hpp"
@@ -365,9 +366,8 @@ TEST(SystemcLooselyTimedDevice, EveryAddressOfTheRegisterMap) {
     }
     if (found == nullptr) continue;
     // The value that was read is a legal one to write; IRQ_STATUS has nothing to clear.
-    ASSERT_EQ(master.write(address, value), found->writable == 0
-                                                ? tlm::TLM_COMMAND_ERROR_RESPONSE
-                                                : tlm::TLM_OK_RESPONSE)
+    ASSERT_EQ(master.write(address, value),
+              found->writable == 0 ? tlm::TLM_COMMAND_ERROR_RESPONSE : tlm::TLM_OK_RESPONSE)
         << found->name;
   }
   EXPECT_EQ(readable, 58);
@@ -444,7 +444,7 @@ class Host : public sc_core::sc_module {
       : sc_core::sc_module(name), device_(device), master_(master) {
     SC_THREAD(run_);
   }
-  std::vector<std::uint32_t> steps;        ///< of the events
+  std::vector<std::uint32_t> steps;  ///< of the events
   std::vector<sc_core::sc_time> noticed;
 
  private:
@@ -489,12 +489,33 @@ TEST(SystemcLooselyTimed, AHostReactsWhileTheSourceWaits) {
       [&](std::uint64_t tag, std::uint64_t issue, std::uint64_t last, Mode mode) {
         completions.push_back({tag, issue, last, mode});
       });
-  // One target socket, two initiators: a socket each.
-  sc::LooselyTimedPort port("port", device);
   unit.socket.bind(device.socket);
-  master.socket.bind(port.socket);
+  master.socket.bind(device.socket);
   Host host("host", device, master);
+  tlm::tlm_global_quantum::instance().set(sc_core::sc_time(1, sc_core::SC_US));
   sc_core::sc_start(sc_core::SC_ZERO_TIME);
+  ASSERT_EQ(master.write(reg::kIrqEnable, 0x3F), tlm::TLM_OK_RESPONSE);
+  sc_core::sc_start();
+  EXPECT_TRUE(unit.done());
+  // Each operation takes a clock and raises the interrupt at its end; the host reacts there.
+  EXPECT_EQ(host.steps, (std::vector<std::uint32_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(host.noticed.front(), sc_core::sc_time(1, sc_core::SC_NS));
+  EXPECT_GE(waits, 6);
+  ASSERT_EQ(completions.size(), 6u);
+  for (const ReportedCompletion& completion : completions)
+    EXPECT_EQ(completion.mode, Mode::kFast);  // cleared in between
+  EXPECT_EQ(completions[1].issue_cycle, 2u);  // 1 clock of operation, 1 of waiting
+}
+
+TEST(SystemcLooselyTimed, AWaitingSourceIsAskedEveryClock) {
+  const auto elements = ones(64);
+  int asked = 0;
+  LooselyTimedBench bench({Operation{.descriptor = {.op = 1}, .elements = elements}}, {});
+  bench.hold = [&asked] { return ++asked <= 10; };
+  sc_core::sc_start();
+  EXPECT_EQ(asked, 11);
+  ASSERT_EQ(bench.completions.size(), 1u);
+  EXPECT_EQ(bench.completions[0].issue_cycle, 10u);
 }
 
 TEST(SystemcLooselyTimedDevice, ModesCanBeReadInARowAndResetEmptiesEverything) {

@@ -27,7 +27,7 @@
 //                  TLM_GENERIC_ERROR_RESPONSE      a register value out of its range, an OP_COMMAND for
 //                                                  no operator, no extension, no data array, too few
 //                                                  records
-#include <tlm_utils/simple_target_socket.h>
+#include <tlm_utils/multi_passthrough_target_socket.h>
 
 #include <cstdint>
 #include <deque>
@@ -59,7 +59,8 @@ class LooselyTimedDevice : public sc_core::sc_module {
   static constexpr sc_dt::uint64 kRecordAddress = 0x01020;
   static constexpr sc_dt::uint64 kModeAddress = 0x10000;
 
-  tlm_utils::simple_target_socket<LooselyTimedDevice> socket{"socket"};
+  /// For any number of initiators: a vector unit, a host.
+  tlm_utils::multi_passthrough_target_socket<LooselyTimedDevice> socket{"socket"};
 
   /// Reports SC_FATAL as Device does. num_streams and queue_depth have no effect here.
   LooselyTimedDevice(sc_core::sc_module_name name, const DeviceParameters& parameters,
@@ -79,7 +80,7 @@ class LooselyTimedDevice : public sc_core::sc_module {
   void inject_upset(std::uint16_t op, UpsetTarget target, unsigned bit = 0);
 
  private:
-  void b_transport_(tlm::tlm_generic_payload& transaction, sc_core::sc_time& delay);
+  void b_transport_(int initiator, tlm::tlm_generic_payload& transaction, sc_core::sc_time& delay);
   tlm::tlm_response_status access_(tlm::tlm_generic_payload& transaction, sc_core::sc_time& delay);
   tlm::tlm_response_status operate_(const tlm::tlm_generic_payload& transaction,
                                     sc_core::sc_time& delay);
