@@ -1,0 +1,26 @@
+"""python -m opd COMMAND ...: the commands of opd that are Python."""
+from __future__ import annotations
+
+import importlib
+import sys
+
+# Name of the command -> its module, which has main(argv) and is imported only when it is called.
+COMMANDS = {
+    "import": ("opd.importers.command", "traces from the telemetry of other tools"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns its exit status, 2 for an unknown one."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0] in COMMANDS:
+        return importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
+    asked = arguments[:1] in (["-h"], ["--help"])
+    text = "usage: python -m opd COMMAND ...\n\n" + "\n".join(f"  {name:10} {what}" for name, (_, what) in COMMANDS.items())
+    wrong = "" if asked or not arguments else f"python -m opd: unknown command '{arguments[0]}'\n\n"
+    print(wrong + text, file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

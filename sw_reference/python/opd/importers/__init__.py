@@ -1,0 +1,55 @@
+"""Importers: telemetry of other tools as traces (docs/importing.md).
+
+Each importer is a module or class with NAME, WHAT, sniff(source) -> confidence and read(source) -> ImportedRun. A confidence
+is 0 (no), 1 (a general format whose content fits) or 2 (this format); the highest one reads the file.
+"""
+from __future__ import annotations
+
+import os
+
+from opd.importers import arrays, hf_debug, inc, msprobe, nvdlfw, table, tensorboard, training_log
+from opd.importers.run import Imported, ImportedRun, Options, build, join
+from opd.importers.source import ImportFault, Source
+
+IMPORTERS = {importer.NAME: importer for importer in (
+    hf_debug, nvdlfw, msprobe.Dump, msprobe.Monitor, inc, training_log, tensorboard, table.Csv, table.Jsonl, arrays.Npz,
+    arrays.Safetensors)}
+
+
+def detect(source: Source) -> str:
+    """The name of the one importer that reads the source. Raises ImportFault when none does, or several."""
+    found = {name: importer.sniff(source) for name, importer in IMPORTERS.items()}
+    best = max(found.values())
+    names = [name for name, confidence in found.items() if confidence == best]
+    if best == 0:
+        source.fail(None, "is in no known format", f"name it with --from: {', '.join(IMPORTERS)}")
+    if len(names) > 1:
+        source.fail(None, f"looks like {' and like '.join(names)}", "name one with --from")
+    return names[0]
+
+
+def read(path: str | os.PathLike, importer: str | None = None) -> tuple[str, Source, ImportedRun]:
+    """Reads a file; `importer` None detects it. Returns the importer's name too. Raises ImportFault."""
+    source = Source.open(path)
+    name = importer or detect(source)
+    run = IMPORTERS[name].read(source)
+    for step in run.steps:
+        step.source = source
+    return name, source, run
+
+
+def import_file(path: str | os.PathLike, importer: str | None = None, options: Options = Options()) -> tuple[str, list[Imported]]:
+    """The traces of a file and the importer's name; nothing is written. Raises ImportFault and opd.trace.TraceError."""
+    name, source, run = read(path, importer)
+    return name, build(run, [source], name, options)
+
+
+def import_joined(paths: list[str | os.PathLike], importer: str | None = None,
+                  options: Options = Options()) -> tuple[str, list[Imported]]:
+    """The trace of several files of one run, all of one format. Raises ImportFault and opd.trace.TraceError."""
+    found = [read(path, importer) for path in paths]
+    for name, source, _ in found:
+        if name != found[0][0]:
+            source.fail(None, f"is {name}, but {found[0][1].path} is {found[0][0]}", "join files of one format")
+    return found[0][0], build(join([(source, run) for _, source, run in found], options.restarts), [source for _, source, _ in found],
+                              found[0][0], options)

@@ -1,0 +1,394 @@
+"""What every importer reads into, and the builder that makes traces of it.
+
+An importer returns an ImportedRun: probes, and steps in the order of the source with what the source tells. build() makes
+valid traces of it by TraceWriter (docs/formats.md "Trace"). Where a trace needs more than the source has, the rule of
+docs/importing.md applies and is written down: in the trace's manifest, and in Imported.assumptions for the one who asked.
+"""
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from opd.importers.names import kind_of
+from opd.importers.source import Source
+from opd.trace import FORMATS, MAX_PROBES, SERIES, Probe, Trace, TraceWriter, element_statistics
+
+MAX_SEGMENTS = 256   # more restarts than that is a file whose steps have no order
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+OPTIONAL = ("min_abs", "mean", "var", "saturated", "subnormal", "zero")
+
+
+@dataclass(frozen=True)
+class SourceProbe:
+    """A probe as the source names it. format and shape are None where the source does not tell them."""
+    kind: str
+    format: str | None = None
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass
+class Stat:
+    """One probe at one step; None where the source has no value. max_abs may be Inf or NaN, as the source has it."""
+    line: int | None = None
+    max_abs: float | None = None
+    nonfinite: int | None = None
+    min_abs: float | None = None
+    mean: float | None = None
+    var: float | None = None
+    saturated: int | None = None
+    subnormal: int | None = None
+    zero: int | None = None
+    elements: np.ndarray | None = None  # in the probe's format; kept as raw rows when asked for
+
+    def merge(self, other: Stat) -> None:
+        """Another call of the same probe in the same step: the larger magnitude, the sum of the counts; a mean or variance of
+        several calls is not known. A NaN on either side stays."""
+        self.max_abs = _either(self.max_abs, other.max_abs, lambda a, b: a if math.isnan(a) else b if math.isnan(b) else max(a, b))
+        self.min_abs = _either(self.min_abs, other.min_abs, min)
+        for count in ("nonfinite", "saturated", "subnormal", "zero"):
+            setattr(self, count, _either(getattr(self, count), getattr(other, count), lambda a, b: a + b))
+        self.mean = self.var = self.elements = None
+
+
+@dataclass
+class Step:
+    """One training step, or what of it one stretch of the source tells."""
+    step: int
+    line: int | None = None
+    stats: dict[str, Stat] = field(default_factory=dict)     # by probe name
+    series: dict[str, float] = field(default_factory=dict)   # of SERIES
+    source: Source | None = None                             # set once the file is read
+
+
+@dataclass
+class ImportedRun:
+    """A source, read. `rounding` is the relative error of its printed numbers (0.005 for three digits)."""
+    probes: dict[str, SourceProbe] = field(default_factory=dict)  # in execution order
+    steps: list[Step] = field(default_factory=list)               # in the order of the source
+    assumptions: list[str] = field(default_factory=list)
+    model: str = ""
+    framework: str = ""
+    rounding: float = 0.0
+    details: dict = field(default_factory=dict)                   # further facts for the manifest
+
+    def probe(self, name: str, kind: str, format: str | None = None, shape: tuple[int, ...] | None = None) -> None:
+        """Adds the probe, or completes what was known of it."""
+        known = self.probes.get(name)
+        if known is None:
+            self.probes[name] = SourceProbe(kind, format, shape)
+        else:
+            self.probes[name] = replace(known, format=known.format or format, shape=_larger(known.shape, shape))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the one who imports decides."""
+    name: str | None = None
+    label: str | None = None
+    format: str | None = None     # of probes whose format the source does not tell
+    kind: str | None = None       # of every probe
+    restarts: str = "split"       # steps that go back: "split" into traces, or keep the "last" of each step
+    match: str | None = None      # regular expression: only probes whose name it finds
+    raw: bool = False             # keep raw elements where the source has them
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A trace and what had to be assumed: for its whole source, and for this trace of it."""
+    trace: Trace
+    of_source: list[str]
+    of_trace: list[str]
+
+
+def magnitude(fields: dict[str, float]) -> tuple[float | None, int | None]:
+    """max_abs and nonfinite of what a tool tells: fields of names.STATISTICS. None where it tells nothing.
+
+    A NaN among the extremes stays NaN: the tool's maximum has no value then.
+    """
+    values = [abs(fields[name]) for name in ("max_abs", "max", "min") if name in fields]
+    largest = None
+    if values:
+        largest = math.nan if any(map(math.isnan, values)) else max(values)
+    counts = [fields[name] for name in ("nans", "infs") if name in fields]
+    nonfinite = fields.get("nonfinite", sum(counts) if counts else None)
+    return largest, None if nonfinite is None or math.isnan(nonfinite) else int(nonfinite)
+
+
+def stat_of(fields: dict[str, float], line: int | None) -> Stat:
+    """The Stat of what a tool tells."""
+    max_abs, nonfinite = magnitude(fields)
+    var = fields.get("var")
+    if var is None and "std" in fields:
+        var = fields["std"] ** 2
+    zero = fields.get("zero")
+    # A smallest magnitude of 0 says that there is a zero, not which magnitude is the smallest above it.
+    return Stat(line, max_abs, nonfinite, fields.get("min_abs") or None, fields.get("mean"), var,
+                zero=None if zero is None or not zero.is_integer() else int(zero))
+
+
+def short_name(text: str) -> str:
+    """A trace's name made of any text."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.") or "imported"
+
+
+def join(runs: list[tuple[Source, ImportedRun]], restarts: str) -> ImportedRun:
+    """Several files of one run as one: their steps in order; a step that stands in several has the probes of all of them."""
+    joined = ImportedRun(framework=runs[0][1].framework, model=runs[0][1].model, rounding=max(run.rounding for _, run in runs),
+                         details=runs[0][1].details)
+    steps: dict[int, Step] = {}
+    for source, run in runs:
+        segments, _ = _segments(run, restarts)
+        if len(segments) > 1:
+            source.fail(segments[1][0].line, f"the steps go back to {segments[1][0].step}", "import it alone, or with --restarts last")
+        joined.assumptions += [text for text in run.assumptions if text not in joined.assumptions]
+        for name, probe in run.probes.items():
+            joined.probe(name, probe.kind, probe.format, probe.shape)
+        for step in segments[0] if segments else []:
+            known = steps.setdefault(step.step, Step(step.step, step.line, source=source))
+            if twice := known.stats.keys() & step.stats.keys() or known.series.keys() & step.series.keys():
+                source.fail(step.line, f"step {step.step} of {min(twice)} is in {known.source.path} too", "join files that differ in steps or probes")
+            known.stats.update(step.stats)
+            known.series.update(step.series)
+    joined.steps = [steps[number] for number in sorted(steps)]
+    joined.assumptions.append(f"joined from {len(runs)} files")
+    return joined
+
+
+def build(run: ImportedRun, sources: list[Source], importer: str, options: Options) -> list[Imported]:
+    """The traces of a run: one for each stretch of rising steps. Raises ImportFault and TraceError."""
+    source = sources[0]
+    if options.match is not None:
+        run = _matching(run, source, options.match)
+    if not run.steps:
+        source.fail(None, "holds no step with a value", "give a file that a run has written to")
+    segments, restarts = _segments(run, options.restarts)
+    name = options.name or short_name(source.stem)
+    built = []
+    for number, steps in enumerate(segments, 1):
+        builder = _Builder(run, steps, options)
+        assumptions = builder.assumptions
+        if restarts and options.restarts == "split":
+            assumptions.append(f"the steps go back {_times(restarts)}: trace {number} of {len(segments)}")
+        elif restarts:
+            assumptions.append(f"the steps go back {_times(restarts)}: the last of every step is kept")
+        label = options.label
+        if label is None:
+            label = "sudden" if builder.anything_nonfinite() else "healthy"
+            assumptions.append(f"label {label}: " + ("something went non-finite" if label == "sudden" else "nothing went non-finite"))
+        manifest = {"importer": importer, "assumptions": {"source": run.assumptions, "trace": assumptions}, **run.details,
+                    "sources": [{"file": os.path.basename(source.path), "sha256": source.sha256} for source in sources]}
+        writer = TraceWriter(name if len(segments) == 1 else f"{name}.{number}", label, builder.trace_probes, model=run.model,
+                             framework=run.framework, manifest=manifest)
+        builder.write(writer)
+        trace = writer.finish()
+        trace.to_bytes(source.path)  # a fault shows before anything is written
+        built.append(Imported(trace, run.assumptions, assumptions))
+    return built
+
+
+def _either(a, b, both):
+    return b if a is None else a if b is None else both(a, b)
+
+
+def _larger(a, b):
+    return _either(a, b, lambda x, y: x if math.prod(x) >= math.prod(y) else y)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _matching(run: ImportedRun, source: Source, pattern: str) -> ImportedRun:
+    probes = {name: probe for name, probe in run.probes.items() if re.search(pattern, name)}
+    if not probes:
+        source.fail(None, f"none of its {len(run.probes)} probes matches {pattern!r}", "give another pattern")
+    steps = [replace(step, stats={name: stat for name, stat in step.stats.items() if name in probes}) for step in run.steps]
+    dropped = len(run.probes) - len(probes)
+    return replace(run, probes=probes, steps=steps, assumptions=[*run.assumptions, f"{dropped} probes left out by the pattern {pattern}"])
+
+
+def _segments(run: ImportedRun, restarts: str) -> tuple[list[list[Step]], int]:
+    """Stretches of strictly rising steps, and how often the steps went back or stood still."""
+    segments: list[list[Step]] = []
+    for step in run.steps:
+        if not 0 <= step.step < 1 << 32:
+            step.source.fail(step.line, f"step {step.step} is not in 0..2^32-1", "count steps from 0")
+        if not segments or step.step <= segments[-1][-1].step:
+            segments.append([])
+        segments[-1].append(step)
+    count = len(segments) - 1
+    if restarts == "last":
+        last = {step.step: step for segment in segments for step in segment}
+        return [[last[number] for number in sorted(last)]], count
+    if len(segments) > MAX_SEGMENTS:
+        first = segments[MAX_SEGMENTS][0]
+        first.source.fail(first.line, f"the steps go back more than {MAX_SEGMENTS} times",
+                          "sort the file by step, or import it with --restarts last")
+    return segments, count
+
+
+class _Builder:
+    """One trace: what the source has, completed by the rules of docs/importing.md."""
+
+    def __init__(self, run: ImportedRun, steps: list[Step], options: Options):
+        self.run, self.steps, self.options = run, steps, options
+        self.assumptions: list[str] = []
+        self._became_infinite = self._clamped = self._held = self._cut_counts = 0
+        used = {name for step in steps for name, stat in step.stats.items()}
+        self.names = [name for name in run.probes if name in used]
+        if not self.names:
+            steps[0].source.fail(steps[0].line, "holds no statistic of a tensor, loss, gradient norm or loss scale", "give a file that has one")
+        if len(self.names) > MAX_PROBES:
+            steps[0].source.fail(None, f"{len(self.names)} probes, more than the {MAX_PROBES} op ids", "choose some with --match")
+        probes = [run.probes[name] for name in self.names]
+        self.trace_probes = [Probe(name, options.kind or probe.kind, probe.format or options.format or "FP32", probe.shape or ())
+                             for name, probe in zip(self.names, probes)]
+        self._tell_guesses(probes)
+
+    def _tell_guesses(self, probes: list[SourceProbe]) -> None:
+        unknown_format = sum(probe.format is None for probe in probes)
+        if unknown_format and self.options.format:
+            self.assumptions.append(f"format {self.options.format} as asked for {unknown_format} of {len(probes)} probes")
+        elif unknown_format:
+            self.assumptions.append(f"format of {unknown_format} of {len(probes)} probes not in the source: FP32")
+        unknown_shape = sum(probe.shape is None for probe in probes)
+        if unknown_shape:
+            self.assumptions.append(f"element count of {unknown_shape} of {len(probes)} probes not in the source: one element")
+
+    def anything_nonfinite(self) -> bool:
+        """Whether any cell is non-finite."""
+        return any(self._cell(step, name, probe, count=False)[1] for step in self.steps
+                   for name, probe in zip(self.names, self.trace_probes) if name in step.stats)
+
+    def write(self, writer: TraceWriter) -> None:
+        """Every step, in order."""
+        optional = self._optional_members()
+        series = [name for name in SERIES if any(name in step.series for step in self.steps)]
+        held_series, with_raw = Counter(), self._raw_probes()
+        known = {name: self._first(name) for name in series}   # the value before the first is the first
+        cells = {name: dict(max_abs=self._first_finite(name, probe), **{m: self._first_optional(name, m) for m in optional})
+                 for name, probe in zip(self.names, self.trace_probes)}
+        for step in self.steps:
+            members = {"max_abs": [], "nonfinite": [], **{member: [] for member in optional}}
+            raw = {}
+            for name, probe in zip(self.names, self.trace_probes):
+                stat = step.stats.get(name, Stat())
+                largest, nonfinite = self._cell(step, name, probe)
+                self._held += largest is None
+                cells[name]["max_abs"] = largest if largest is not None else cells[name]["max_abs"]
+                members["max_abs"].append(cells[name]["max_abs"])
+                members["nonfinite"].append(nonfinite)
+                for member in optional:
+                    value = _finite(getattr(stat, member))
+                    if value is not None:
+                        cells[name][member] = value
+                    members[member].append(cells[name][member])
+                if name in with_raw:
+                    raw[name] = stat.elements
+            for name in series:
+                if name in step.series:
+                    known[name] = step.series[name]
+                else:
+                    held_series[name] += 1
+            for member in ("nonfinite", "saturated", "subnormal", "zero"):
+                if member in members:
+                    members[member] = np.array(members[member], np.int64)
+            with np.errstate(over="ignore"):
+                writer.add_step(step.step, raw=raw, **members, **{name: np.float32(known[name]) for name in series})
+        self._tell_rules(held_series)
+
+    def _raw_probes(self) -> set[str]:
+        """Probes whose elements are kept: those that have them at every step."""
+        if not self.options.raw:
+            return set()
+        having = Counter(name for step in self.steps for name, stat in step.stats.items() if stat.elements is not None)
+        kept = {name for name in self.names if having[name] == len(self.steps)}
+        if len(kept) < len(self.names):
+            self.assumptions.append(f"raw elements of {len(self.names) - len(kept)} of {len(self.names)} probes not in the source at every step")
+        return kept
+
+    def _tell_rules(self, held_series: Counter) -> None:
+        cells_total = len(self.steps) * len(self.names)
+        if self._held:
+            self.assumptions.append(f"{self._held} of {cells_total} values of max_abs not in the source: the last one before is "
+                                    "repeated (the first one after, at the start; 0 where there is none)")
+        if self._clamped:
+            self.assumptions.append(f"{self._clamped} magnitudes above the largest finite value by no more than their rounding: that value")
+        if self._became_infinite:
+            self.assumptions.append(f"{self._became_infinite} magnitudes that the probe's format rounds to Inf: one non-finite element each")
+        if self._cut_counts:
+            self.assumptions.append(f"{self._cut_counts} non-finite counts cut to 1: the element count is not in the source")
+        for name, count in held_series.items():
+            self.assumptions.append(f"{name} at {count} of {len(self.steps)} steps not in the source: the last one before is repeated")
+
+    def _optional_members(self) -> list[str]:
+        """Statistics that every probe has somewhere: a trace holds them for all probes or not at all."""
+        members, dropped = [], []
+        for member in OPTIONAL:
+            having = {name for step in self.steps for name, stat in step.stats.items() if _finite(getattr(stat, member)) is not None}
+            if having >= set(self.names):
+                members.append(member)
+            elif having:
+                dropped.append(f"{member} ({len(having)})")
+        if dropped:
+            self.assumptions.append(f"left out, because not all {len(self.names)} probes have it: " + ", ".join(dropped))
+        return members
+
+    def _first(self, series: str) -> float:
+        return next(step.series[series] for step in self.steps if series in step.series)
+
+    def _first_finite(self, name: str, probe: Probe) -> float:
+        for step in self.steps:
+            if (value := self._cell(step, name, probe, count=False)[0]) is not None:
+                return value
+        return 0.0
+
+    def _first_optional(self, name: str, member: str):
+        return next(value for step in self.steps if name in step.stats
+                    and (value := _finite(getattr(step.stats[name], member))) is not None)
+
+    def _cell(self, step: Step, name: str, probe: Probe, count: bool = True) -> tuple[float | None, int]:
+        """max_abs (None: not known) and nonfinite of one cell."""
+        stat = step.stats.get(name, Stat())
+        nonfinite = stat.nonfinite or 0
+        largest = stat.max_abs
+        if nonfinite < 0 or largest is not None and largest < 0:
+            step.source.fail(stat.line, f"probe {probe.name!r} has a negative {'count' if nonfinite < 0 else 'magnitude'}",
+                             "correct the value")
+        if largest is not None and not math.isfinite(largest):
+            largest, nonfinite = None, max(nonfinite, 1)
+        elif largest is not None:
+            limit = float(FORMATS[probe.format].max_value)
+            if largest > limit * (1 + self.run.rounding) and not _rounds_to_finite(largest, probe.format):
+                largest, nonfinite = None, max(nonfinite, 1)
+                self._became_infinite += count
+            elif largest > limit:
+                largest = limit
+                self._clamped += count
+        if nonfinite > probe.elements:
+            if stat.line is not None and probe.shape:
+                step.source.fail(stat.line, f"probe {probe.name!r} has {nonfinite} non-finite of {probe.elements} elements",
+                                 "correct the count or the shape")
+            nonfinite = probe.elements  # the element count is not known
+            self._cut_counts += count
+        return largest, nonfinite
+
+
+def _finite(value):
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _rounds_to_finite(value: float, format: str) -> bool:
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.float64(value).astype(FORMATS[format].numpy).astype(np.float64)))
+
+
+def elements_stat(elements: np.ndarray, format: str) -> Stat:
+    """The Stat of all elements of a tensor, which are of the format's type."""
+    statistics = element_statistics(elements)
+    return Stat(elements=elements, **statistics)
