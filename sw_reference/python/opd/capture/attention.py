@@ -1,0 +1,133 @@
+"""Attention logits and probabilities, wherever the model computes them.
+
+While an attention module runs, a torch function mode sees every PyTorch function it calls, as function, method or operator:
+
+  product, then softmax   the product of queries and keys is measured when it is made, before scaling and mask, and recorded
+                          once a softmax over as many elements follows; the softmax is recorded too
+  fused kernel            scaled_dot_product_attention never hands out its logits. They are computed a second time beside it
+                          (`sideband`): query @ key^T * scale in FP32, as the fused kernels accumulate it, over all positions,
+                          before the mask; a slice at a time, so that no more than SLICE_ELEMENTS of them exist at once.
+                          Cost: one more product of queries and keys. "full" adds the softmax of the masked slice.
+
+A logits probe of a fused kernel therefore has format FP32 whatever the inputs are, and has no raw rows.
+Attention modules are those whose class or own name contains `attn` or `attention`; of nested ones the outermost gives the
+name. A model that has none is watched as a whole.
+"""
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+SIDEBANDS = ("off", "logits", "full")
+SLICE_ELEMENTS = 1 << 22  # 16 MiB of FP32
+
+_PRODUCTS = {torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, Tensor.matmul, Tensor.bmm, Tensor.baddbmm,
+             Tensor.__matmul__, Tensor.__rmatmul__}
+_SOFTMAXES = {torch.softmax, functional.softmax, Tensor.softmax}
+
+
+def _transparent(function: Callable) -> Callable:
+    """A copy of a Python function of torch.nn.functional that runs its body under a mode instead of handing itself to it."""
+    copy = types.FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False},
+                              function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+_multi_head_attention = _transparent(functional.multi_head_attention_forward)
+
+
+class AttentionMode(TorchFunctionMode):
+    """Active while one attention module runs.
+
+    observe(suffix, tensor, raw) takes the observation of a tensor now, for the probe `NAME:logits` or `NAME:softmax`; keep(it)
+    makes it part of the step. sideband: one of SIDEBANDS.
+    """
+
+    def __init__(self, observe: Callable[[str, Tensor, bool], object], keep: Callable[[object], None], sideband: str,
+                 logits: bool, softmax: bool):
+        super().__init__()
+        self._observe, self._keep = observe, keep
+        self._sideband, self._logits, self._softmax = sideband, logits, softmax
+        self._product = None  # number of elements and observation of the last product, until a softmax takes it
+
+    def __torch_function__(self, func, types_, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward:
+            with self:  # a Python function: what it calls is of interest
+                return _multi_head_attention(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in _PRODUCTS:
+            if self._logits and _is_matrix_batch(result):
+                self._product = (result.numel(), self._observe("logits", result, True))
+        elif func in _SOFTMAXES:
+            if _is_matrix_batch(result):
+                self._on_softmax(result)
+        elif func is functional.scaled_dot_product_attention and self._sideband != "off":
+            self._on_fused(*args, **kwargs)
+        return result
+
+    def _on_softmax(self, result: Tensor) -> None:
+        if self._product is not None and self._product[0] == result.numel():
+            self._keep(self._product[1])
+        self._product = None
+        if self._softmax:
+            self._keep(self._observe("softmax", result, True))
+
+    def _on_fused(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+                  is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> None:
+        if query.dim() < 3 or not query.numel() or not key.numel():
+            return
+        probabilities = self._softmax and self._sideband == "full"
+        if not (self._logits or probabilities):
+            return
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            for logits, mask in recompute_logits(query.detach(), key.detach(), attn_mask, is_causal, scale):
+                if self._logits:
+                    self._keep(self._observe("logits", logits, False))
+                if probabilities:
+                    masked = logits if mask is None else logits + mask
+                    self._keep(self._observe("softmax", torch.softmax(masked, dim=-1), False))
+
+
+def _is_matrix_batch(result) -> bool:
+    return isinstance(result, Tensor) and result.dim() >= 3 and result.is_floating_point() and result.numel() > 0
+
+
+def recompute_logits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool,
+                     scale: float | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Slices of query @ key^T * scale in FP32 with the additive mask of each, or None. query [..., T, d], key [..., S, d];
+    fewer key heads than query heads are repeated (grouped-query attention)."""
+    if scale is None:
+        scale = 1.0 / math.sqrt(query.shape[-1])
+    if key.dim() >= 3 and key.shape[-3] != query.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    rows, columns = query.shape[-2], key.shape[-2]
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    mask = None
+    if is_causal:
+        mask = torch.full((rows, columns), -math.inf, device=query.device).triu(1)
+    elif attn_mask is not None:
+        mask = attn_mask.detach()
+        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask.float()
+    if mask is not None:
+        mask = mask.expand(*batch, rows, columns).reshape(-1, rows, columns) if mask.dim() > 2 else mask
+    flat_query = query.expand(*batch, -1, -1).reshape(-1, rows, query.shape[-1])
+    flat_key = key.expand(*batch, -1, -1).reshape(-1, columns, key.shape[-1])
+    heads = max(1, SLICE_ELEMENTS // (rows * columns))
+    step = rows if heads > 1 else max(1, SLICE_ELEMENTS // columns)
+    for head in range(0, len(flat_query), heads):
+        transposed = flat_key[head:head + heads].float().transpose(-1, -2)
+        for row in range(0, rows, step):
+            part = slice(row, row + step)
+            logits = torch.matmul(flat_query[head:head + heads, part].float() * scale, transposed)
+            chosen = mask
+            if mask is not None:
+                chosen = mask[part] if mask.dim() == 2 else mask[head:head + heads, part]
+            yield logits, chosen

@@ -1,0 +1,148 @@
+"""Hooks on a model: outputs, their gradients, parameter gradients, and the scope of attention modules.
+
+Hooks read and return nothing, so the run computes what it computes without them. What a checkpointed segment computes a
+second time, inside backward, is not recorded again. Code that torch.compile has taken is left alone (`compiled="skip"`): its
+hooks vanish while it is traced; with "split" they cut it at every probe.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from opd.capture.attention import AttentionMode
+from opd.capture.probes import Selection, clean_name, is_attention
+
+COMPILED = ("skip", "split")
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running in this thread: a forward pass now is a recomputation."""
+    return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint itself asks
+
+
+def is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def compiled_parts(model: nn.Module) -> set[nn.Module]:
+    """Modules that run inside code of torch.compile: everything below a compiled module."""
+    inside = set()
+    for module in model.modules():
+        if is_compiled(module) and module not in inside:
+            inside.update(part for part in module.modules() if part is not module)
+    return inside
+
+
+def tensors_of(output) -> Iterator[tuple[str, Tensor]]:
+    """Suffix and tensor of each tensor in a module's output: the first has no suffix, the others `[1]`, `[2]`, ..."""
+    if isinstance(output, Tensor):
+        yield "", output
+        return
+    found = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    for number, tensor in enumerate(found):
+        yield f"[{number}]" if number else "", tensor
+
+
+class ModelHooks:
+    """Everything hooked into one model.
+
+    session: has `listening` (this step is recorded), `observe(name, kind, tensor, raw)` and `keep(observation)`,
+    `record(name, kind, tensor)` (both) and `guard(function)` (a function that never raises into the run).
+    """
+
+    def __init__(self, session, prefix: str, model: nn.Module, selection: Selection, sideband: str, compiled: str):
+        self._session, self._model, self._selection, self._sideband = session, model, selection, sideband
+        self._handles = []
+        self._scopes: list[tuple[nn.Module, AttentionMode | None]] = []  # attention modules being run; the outermost has a mode
+        self._split = compiled == "split"
+        inside = set() if self._split else compiled_parts(model)
+        self.skipped_modules = len(inside)
+        self.names = {module: self._name(prefix, name) for name, module in model.named_modules()}
+        self.parameters = {self._name(prefix, name): parameter for name, parameter in model.named_parameters()}
+
+        outside = [(module, name) for module, name in self.names.items() if module not in inside]
+        for module, name in outside:
+            if selection.wants_output(name, module):
+                self._hook(module.register_forward_hook, partial(self._on_output, name))
+        if selection.has("logits") or selection.has("softmax"):
+            scopes = [(module, name) for module, name in outside if _is_scope(name, module)] or [(model, self.names[model])]
+            for module, name in scopes:
+                if selection.wants("logits", name) or selection.wants("softmax", name):
+                    self._hook(module.register_forward_pre_hook, partial(self._enter_attention, name))
+                    self._hook(module.register_forward_hook, self._leave_attention, always_call=True)
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad and selection.wants("gradient", name):
+                hook = session.guard(partial(self._on_gradient, f"{name}:grad"))
+                self._handles.append(parameter.register_hook(hook))
+
+    @property
+    def training(self) -> bool:
+        """Whether a forward pass now is one of training: validation in eval mode without gradients is not."""
+        return self._model.training or torch.is_grad_enabled()
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @staticmethod
+    def _name(prefix: str, name: str) -> str:
+        return ".".join(part for part in (prefix, clean_name(name)) if part) or "model"
+
+    def _hook(self, register: Callable, function: Callable, **options) -> None:
+        body = self._session.guard(function)
+        if self._split:
+            hook = torch.compiler.disable(body)
+        else:
+            def hook(*arguments):
+                if not torch.compiler.is_compiling():
+                    body(*arguments)
+        self._handles.append(register(hook, **options))
+
+    def _on_output(self, name: str, module: nn.Module, arguments, output) -> None:
+        if not (self._session.listening and self.training):
+            return
+        recomputed = in_backward()
+        for suffix, tensor in tensors_of(output):
+            if not recomputed:
+                self._session.record(f"{name}{suffix}", "activation", tensor)
+            # A reentrant checkpoint builds the graph only when it computes again.
+            if tensor.requires_grad and tensor.is_floating_point() and self._selection.wants("gradient", name):
+                tensor.register_hook(self._session.guard(partial(self._on_gradient, f"{name}{suffix}:grad")))
+
+    def _on_gradient(self, name: str, gradient: Tensor) -> None:
+        if self._session.listening:
+            self._session.record(name, "gradient", gradient)
+
+    def _enter_attention(self, name: str, module: nn.Module, arguments) -> None:
+        mode = None
+        if not self._scopes and self._session.listening and self.training and not in_backward():
+            mode = AttentionMode(partial(self._observe_attention, name), self._keep, self._sideband,
+                                 self._selection.wants("logits", name), self._selection.wants("softmax", name))
+            mode.__enter__()
+        self._scopes.append((module, mode))
+
+    def _leave_attention(self, module: nn.Module, arguments, output) -> None:
+        """Runs after an exception too."""
+        if self._scopes and self._scopes[-1][0] is module:
+            _, mode = self._scopes.pop()
+            if mode is not None:
+                mode.__exit__(None, None, None)
+
+    def _observe_attention(self, name: str, suffix: str, tensor: Tensor, raw: bool):
+        return self._session.guarded(self._session.observe, f"{name}:{suffix}", "activation", tensor, raw)
+
+    def _keep(self, observation) -> None:
+        if observation is not None:
+            self._session.keep(observation)
+
+
+def _is_scope(name: str, module: nn.Module) -> bool:
+    """Whether a module is one attention, not a model of several: at most one module below it is an attention with parts."""
+    below = [part for child, part in module.named_modules() if part is not module and any(part.children())
+             and is_attention(child, part)]
+    return is_attention(name, module) and len(below) <= 1
