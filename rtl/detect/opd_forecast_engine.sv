@@ -15,7 +15,7 @@ module opd_forecast_engine (
   input  opd_reg_pkg::cfg_t                    cfg_i,
   input  logic                                 valid_i,
   input  logic                                 usable_i,         // finite and not all zeros
-  input  logic                                 desensitised_i,   // soon after a learning-rate change
+  input  logic                                 desensitised_i,   // after a learning-rate change
   input  logic [2:0]                           format_i,         // legal
   input  logic signed [7:0]                    scale_log2_i,
   input  logic signed [opd_pkg::CodeWidth-1:0] code_i,           // x of the largest magnitude

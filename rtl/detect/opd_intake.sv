@@ -1,8 +1,8 @@
 // Merges the two sources of completions, the tap and the sideband, and numbers them.
 //
 // The tap cannot wait, so it wins: the sideband is ready when the tap has no completion and the
-// queue's half for it has room. Every completion uses up a number, also one that cannot be queued, so that the
-// gap shows in the records.
+// sideband's half of the queue has room. Every completion uses up a number, also one that cannot be
+// queued, so that the gap shows in the records.
 //
 //   latency : 0 clocks from either source to completion_o; stat_ready_o depends on registers only
 //   neither : completion_valid_o = 0, completion_o = 0

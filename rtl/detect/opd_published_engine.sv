@@ -188,13 +188,13 @@ module opd_published_engine (
       weight = after ? variance_q : state_i.variance;
       unique case (format_i)
         opd_reg_pkg::FormatFp16:
-          d2_floor = 31'h7BFF - (31'(cfg_i.published_d2_floor_shift) << 10);
+          d2_floor = 31'h0000_7BFF - (31'(cfg_i.published_d2_floor_shift) << 10);
         opd_reg_pkg::FormatBf16:
-          d2_floor = 31'h7F7F - (31'(cfg_i.published_d2_floor_shift) << 7);
+          d2_floor = 31'h0000_7F7F - (31'(cfg_i.published_d2_floor_shift) << 7);
         opd_reg_pkg::FormatE4m3:
-          d2_floor = 31'h7E - (31'(cfg_i.published_d2_floor_shift) << 3);
+          d2_floor = 31'h0000_007E - (31'(cfg_i.published_d2_floor_shift) << 3);
         opd_reg_pkg::FormatE5m2:
-          d2_floor = 31'h7B - (31'(cfg_i.published_d2_floor_shift) << 2);
+          d2_floor = 31'h0000_007B - (31'(cfg_i.published_d2_floor_shift) << 2);
         default:
           d2_floor = 31'h7F7F_FFFF - (31'(cfg_i.published_d2_floor_shift) << 23);
       endcase
