@@ -138,6 +138,8 @@ class Monitor:
         lines = source.lines()
         header = csv_cells(source, *next(lines))
         name_column = "name" if "name" in header else "module_name"
+        if not {"vpp_stage", "step", name_column} <= set(header) or len(set(header)) < len(header):
+            source.fail(1, "is not the header of a monitor file", COPY_AGAIN)
         statistics = [c for c in header if c not in ("vpp_stage", "step", "micro_step", name_column, "scope", "shape", "dtype")]
         if not {"min", "max"} <= set(statistics):
             source.fail(1, "has no columns min and max", "monitor with the operations \"min\" and \"max\" among them")

@@ -36,7 +36,7 @@ def read_rows(rows: list[Row], run: ImportedRun) -> list[Step]:
     """Adds the rows to the run as steps, and the assumptions that this takes. Returns the step of each row."""
     _unfold_epochs(rows, run)
     _place_events(rows, run)
-    told = any(row.overflow for row in rows)
+    told = any(row.overflow or row.values.get("overflows", 0) > 0 for row in rows)
     for name, kind in PROBES.items():
         run.probe(name, kind, "FP32", ())
     scale = None

@@ -4,13 +4,13 @@ Lines that are known (everything else in a log is other output and is skipped):
 
     Megatron   " iteration  31214/ 115311 | ... lm loss: 2.19E+00 | loss scale: 1.0 | grad norm: 0.242 | ..."
                NVIDIA/Megatron-LM, megatron/training.py (training_log)
-    DeepSpeed  "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536.0, reducing to 32768.0" and its later
-               wording "OVERFLOW! Rank 0 Skipping step. ..."; microsoft/DeepSpeed, deepspeed/runtime/zero/stage_1_and_2.py,
-               deepspeed/runtime/fp16/fused_optimizer.py
+    DeepSpeed  "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768" or "..., but
+               hysteresis is 2. Reducing hysteresis to 1"; microsoft/DeepSpeed, deepspeed/runtime/zero/stage_1_and_2.py,
+               deepspeed/runtime/fp16/loss_scaler.py; with the "step:10, loss:3.6" that the loop around it prints
     fairseq    "| epoch 001:   1000 / 1637 loss=7.6, ... num_updates=996, lr=0.0019, gnorm=62144.2, ..., loss_scale=4.0",
                "| epoch 001 | loss 6.6 | ... | num_updates 1631 | lr 0.0015 | gnorm 39648.9 | ... | loss_scale 2.0" and
-               "| WARNING: overflow detected, setting loss scale to: 64.0"; facebookresearch/fairseq v0.6..v0.9,
-               fairseq/progress_bar.py, fairseq/trainer.py
+               "| WARNING: overflow detected, setting loss scale to: 64.0"; facebookresearch/fairseq v0.6..v0.12,
+               fairseq/logging/progress_bar.py, fairseq/trainer.py
     GNMT       "0: TRAIN [0][150/3416] ... Loss/tok 7.79 (8.2) ... LR 6.18e-04" and "0: Skipped batch, new scale: 256.0";
                mlcommons/training_results_v0.6, NVIDIA gnmt, seq2seq/train/fp_optimizer.py. Every rank prints the latter: of the
                ranks that a log shows, the lowest is read
@@ -33,7 +33,9 @@ WHAT = "training log (MLPerf, Megatron, DeepSpeed, fairseq, GNMT)"
 _REAL = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf|nan)"
 _MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+ \|")
 _PAIR = re.compile(rf"\|\s*([A-Za-z][A-Za-z -]*?):\s*({_REAL})\s*(?=\||$)")
-_DEEPSPEED = re.compile(rf"OVERFLOW! Rank (-?\d+) Skipping step\. Attempted loss scale: ({_REAL}), reducing to ({_REAL})(?:\s|$)")
+_DEEPSPEED = re.compile(rf"OVERFLOW! Rank (-?\d+) Skipping step\. Attempted loss scale: ({_REAL}), "
+                        rf"(?:reducing to ({_REAL})(?:\s|$)|but hysteresis is \d+\. Reducing hysteresis to \d)")
+_LOOP = re.compile(rf"(?:^|\s)step:\s*(\d+),?\s+loss:\s*({_REAL})(?=[\s,]|$)")
 _FAIRSEQ = re.compile(r"\| epoch (\d+)(:\s+\d+ / \d+ | \| )")
 _FAIRSEQ_PAIR = re.compile(rf"(?:^|[\s,|])([a-z_]+)[= ]({_REAL})(?=[\s,|]|$)")
 _FAIRSEQ_OVERFLOW = re.compile(rf"overflow detected, setting loss scale to: ({_REAL})\s*$")
@@ -42,9 +44,10 @@ _GNMT_SKIP = re.compile(rf"(?:(\d+): )?Skipped batch, new scale: ({_REAL})\s*$")
 _MLLOG = re.compile(r":::MLLOG (.*)$")
 _MLL = re.compile(r":::MLL (\S+) (\S+?): (.*)$")
 # What begins like one of the lines above and does not go on like it: cut off or damaged.
-_BEGUN = re.compile(r"OVERFLOW! Rank |overflow detected, setting|\| epoch \d+[: |]|TRAIN \[\d+\]\[|Skipped batch, new|:::MLL|\biteration\s+\d+\s*/\s*\d+ \|")
+_BEGUN = re.compile(r"OVERFLOW! Rank |overflow detected, setting|\| epoch \d+[: |]|TRAIN \[\d+\]\[|Skipped batch, new|:::MLL|\biteration\s+\d+\s*/\s*\d+ \||"
+                    r"(?:^|\s)step:\s*\d+,?\s+loss:")
 _KNOWN = re.compile(rb"OVERFLOW! Rank |overflow detected, setting loss scale|\| epoch \d+:? |TRAIN \[\d+\]\[|Skipped batch, new scale|"
-                    rb":::MLL(OG)? |iteration\s+\d+\s*/\s*\d+ \|")
+                    rb":::MLL(OG)? |iteration\s+\d+\s*/\s*\d+ \||(?:^|\s)step:\s*\d+,?\s+loss:")
 
 
 def sniff(source: Source) -> int:
@@ -79,6 +82,7 @@ class _Reader:
         self.writers: set[str] = set()
         self.other_ranks = 0
         self.rank = None   # the first that prints an overflow
+        self.updates = None   # num_updates of fairseq's line before
 
     def row(self, number: int, line: str) -> Row | None:
         """The row of a line that begins like a known one; None when it tells nothing that a trace holds."""
@@ -89,7 +93,7 @@ class _Reader:
         if found := _DEEPSPEED.search(line):
             if self._is_other_rank(found[1]):
                 return None
-            values = {"scale_attempted": float(found[2]), "scale_after": float(found[3])}
+            values = {"scale_attempted": float(found[2]), "scale_after": float(found[3] or found[2])}
             return self._of("DeepSpeed", Row(number, values=values, overflow=True))
         if found := _GNMT_SKIP.search(line):
             if self._is_other_rank(found[1]):
@@ -100,6 +104,8 @@ class _Reader:
                 self.other_ranks += 1
                 return None
             return self._of("GNMT", Row(number, int(found[3]), int(found[2]), {"loss": float(found[4]), "lr": float(found[5])}))
+        if found := _LOOP.search(line):
+            return self._of("training loop", Row(number, int(found[1]), None, {"loss": float(found[2])}))
         if found := _FAIRSEQ.search(line):
             return self._fairseq(number, line, int(found[1]))
         if found := _MEGATRON.search(line):
@@ -130,7 +136,9 @@ class _Reader:
             return None
         if step is None or not re.search(rf"wall[= ]{_REAL}\s*$|train_wall[= ]{_REAL}\s*$", line):
             self.source.fail(number, "a fairseq line without num_updates, or cut off before wall", COPY_AGAIN)
-        return self._of("fairseq", Row(number, step, None, values))
+        is_average = " | " in line[line.index("| epoch") + 7:] and step == self.updates   # of an epoch that ends with a printed step
+        self.updates = step
+        return None if is_average else self._of("fairseq", Row(number, step, None, values))
 
     def _mlperf(self, number: int, line: str) -> Row | None:
         self.writers.add("MLPerf")
