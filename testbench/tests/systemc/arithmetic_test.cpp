@@ -303,8 +303,8 @@ TEST(SystemcForecastEngine, TheFirstSampleHasNoDeviation) {
   EXPECT_EQ(engine.detect(kFp16, finite(0x7000), state), bits({Flag::kWarmup}));
   EXPECT_EQ(state, (ForecastState{4 * 417, 1, 0}));
 
-  Config config =
-      kFixedConfig;  // with the limit below x, even a deviation of 0 is more than a negative headroom
+  // With the limit below x, even a deviation of 0 is more than a negative headroom.
+  Config config = kFixedConfig;
   config.limit_fp16 = 400;
   ForecastState fresh;
   EXPECT_EQ(ForecastEngine{config}.detect(kFp16, finite(0x7000), fresh),
@@ -388,6 +388,21 @@ TEST(SystemcForecastEngine, WarmupAndAgeEnd) {
     EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), state), i < 16 ? bits({Flag::kWarmup}) : 0) << i;
   }
   EXPECT_EQ(state.age, 255);
+}
+
+TEST(SystemcForecastEngine, DesensitisedJumpsAreHigherAndTheHorizonShorter) {
+  const ForecastEngine engine{kFixedConfig};
+  // 1.0: 4x = 4. JUMP when d > 384, desensitised when d > 4 * (96 + 32) = 512.
+  ForecastState at{4 - 512, 16, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), at, true), 0);
+  ForecastState above{4 - 513, 16, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x3C00), above, true), bits({Flag::kJump}));
+  // 0x7000: h = 95. FORECAST when 2d > 380, desensitised when 2d > 760.
+  at = {4 * 417 - 380, 1, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x7000), at, true), bits({Flag::kWarmup}));
+  above = {4 * 417 - 381, 1, 0};
+  EXPECT_EQ(engine.detect(kFp16, finite(0x7000), above, true),
+            bits({Flag::kWarmup, Flag::kForecast}));
 }
 
 TEST(SystemcForecastEngine, SaturatedStandsBesideEveryOtherFlag) {

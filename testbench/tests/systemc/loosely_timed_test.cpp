@@ -436,7 +436,7 @@ TEST(SystemcLooselyTimedDevice, UpsetsAreRepaired) {
   EXPECT_EQ(master.word(reg::kUpsets), 2u);
 }
 
-/// A host that enables interrupts, waits for one, reads the oldest event and clears the operator that fell.
+/// A host that enables interrupts, waits for one and clears the operator of the oldest event.
 class Host : public sc_core::sc_module {
  public:
   SC_HAS_PROCESS(Host);

@@ -256,7 +256,7 @@ TEST(SystemcPublishedEngine, AsHighAsItGets) {
   Sample huge{{.format = Format::kFp32}, 0x7F7FFFFF, 1, false};
   published_engine(by_hand(), huge, state);
   EXPECT_EQ(state.last, 0x1p48f);
-  // A subnormal FP32 sample is 0 in every unit, and as a seed its anchor is that of the least normal.
+  // A subnormal FP32 sample is 0 in every unit; as a seed its anchor is that of the least normal.
   Sample subnormal{{.format = Format::kFp32}, 1, 0, false};
   published_engine(by_hand(), subnormal, state);
   EXPECT_EQ(state, (PublishedState{.anchor = 1}));
@@ -264,8 +264,8 @@ TEST(SystemcPublishedEngine, AsHighAsItGets) {
 
 // --- Against native binary32 ---------------------------------------------------------------------
 
-/// The text of docs/numerics.md, "Published engine", in the processor's own float, with exponents by
-/// frexp and scaling by ldexp.
+/// The text of docs/numerics.md, "Published engine", in the processor's own float, with exponents
+/// by ilogb and scaling by ldexp.
 struct Oracle {
   int age = 0, anchor = 0;
   float m = 0, v = 0, last = 0, slope = 0;

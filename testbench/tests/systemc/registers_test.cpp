@@ -1,6 +1,6 @@
 // The registers of the cycle-accurate device through APB4: the map, its timing clock by clock,
-// commands, events, hints, interrupts and upsets. docs/registers.md, docs/architecture.md "Registers
-// in time", docs/controller.md.
+// commands, events, hints, interrupts and upsets. Source: docs/registers.md, docs/controller.md,
+// docs/architecture.md "Registers in time".
 #include <gtest/gtest.h>
 
 #include <bit>

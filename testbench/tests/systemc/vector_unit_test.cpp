@@ -191,7 +191,7 @@ TEST(SystemcVectorUnit, ASourceThatWaitsIsAskedAgainAtEveryClock) {
   EXPECT_FALSE(bench.done());  // waiting is not the end
   EXPECT_TRUE(bench.beats.empty());
   ASSERT_TRUE(bench.run());
-  // Dealt at 10, as if it were 0; the second when the context is free again, after the select at 12.
+  // Dealt at 10, as if it were 0; the second when the context is free, after the select at 12.
   EXPECT_EQ(last_beat_cycles(bench), (std::vector<std::uint64_t>{10 + 5, 10 + 7}));
   EXPECT_EQ(bench.unit_counts().operations, 2u);
 }

@@ -1,10 +1,10 @@
 #pragma once
 // IEEE 754 binary32 arithmetic, one rounding per operation, computed in binary64.
 //
-//   why exact : sum, difference and product of two binary32 numbers, rounded to binary64 (p = 53) and
-//               then to binary32 (p = 24), equal the directly rounded ones, because 53 >= 2 * 24 + 2
-//               (Figueroa, "When is double rounding innocuous?", 1995). Subnormal results too: a
-//               product of two is exact in binary64, and a sum that is subnormal is exact anyway.
+//   why exact : sum, difference and product of two binary32 numbers, rounded to binary64 and then
+//               to binary32, equal the directly rounded ones: 53 significand bits are >= 2 * 24 + 2
+//               (Figueroa, "When is double rounding innocuous?", 1995). With subnormal results too:
+//               products are exact in binary64, and a sum that is subnormal is exact anyway.
 //   NaN       : every NaN result is 0x7FC00000
 //   source    : docs/numerics.md, "Binary32 arithmetic"
 #include <bit>

@@ -8,9 +8,9 @@
 //   COMMAND : the same for a command, straight from READ
 //
 //   throughput : one completion per 2 + K clocks
-//   upsets     : a memory word is judged when it is read, a mode register when it is written; both are
-//                written afresh by every sample and every command
-//   untimed    : read() and then write() or execute(); the loosely timed model does not count clocks
+//   upsets     : a memory word is judged when it is read, a mode register when it is written; both
+//                are written afresh by every sample and every command
+//   untimed    : read(), then write() or execute(): the loosely timed model counts no clocks
 //   source     : docs/architecture.md "Timing contract", docs/controller.md
 #include <cstdint>
 #include <optional>
@@ -93,7 +93,7 @@ class DetectionUnit {
   CommandResult execute(const OpSetting& setting);
 
   /// A bit flips between two edges. In the state memory every single flip has the same effect, so
-  /// `bit` only matters in a mode register. A flip is not undone by a second one in the memory word.
+  /// `bit` only matters in a mode register; a second flip does not undo the first one there.
   /// Precondition: op < num_ops; bit < ModeRegisters::kBits for kModeRegister.
   void inject_upset(std::uint16_t op, UpsetTarget target, unsigned bit);
 

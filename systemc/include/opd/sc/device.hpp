@@ -10,8 +10,8 @@
 //   inputs   : sampled by the rising edge of clk; beat and statistic only when their valid is 1
 //   outputs  : registered, except mode (from mode_op and the mode registers) and stat_ready (from
 //              registers alone)
-//   reaction : 4 + K cycles from the edge that samples a last beat to the first edge that can use the
-//              new mode, 3 + K from the edge that accepts a statistic; K = 8 with the published
+//   reaction : 4 + K cycles from the edge that samples a last beat to the first edge that can use
+//              the new mode, 3 + K from the edge that accepts a statistic; K = 8 with the published
 //              engine, else 0
 //   reset    : rst_n, asynchronous, active low; empties everything and resets every register
 //   invalid  : a completion with op >= num_ops or an unknown format uses up its seq and counts in

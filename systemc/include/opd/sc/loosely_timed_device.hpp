@@ -2,11 +2,10 @@
 // The device loosely timed: a TLM-2.0 target with the blocking transport interface.
 //
 // Address map (bytes, little endian):
-//   0x00000..0x00FFF  registers    R/W  u32 each, as docs/registers.md; commands are done when the call
-//                                       returns, so OP_STATUS.BUSY is never seen
-//   0x01000           OPERATION    W    elements of one operator, with an OperationExtension; without
-//                                       elements: TLM_IGNORE_COMMAND, because a TLM write has at least
-//                                       1 byte
+//   0x00000..0x00FFF  registers    R/W  u32 each, as docs/registers.md; commands are done when the
+//                                       call returns, so OP_STATUS.BUSY is never seen
+//   0x01000           OPERATION    W    elements of one operator, with an OperationExtension; none:
+//                                       TLM_IGNORE_COMMAND, as a TLM write has at least 1 byte
 //   0x01010           RECORD_LEVEL R    u32, records that wait
 //   0x01020           RECORD       R    n * 44 bytes: takes n RecordEntry out of the record FIFO
 //   0x10000 + op      MODE         R    1 byte per operator, op < num_ops; any number in a row
@@ -14,19 +13,19 @@
 //   timing     : an operation adds its beats times the clock period to the delay, a statistic or an
 //                empty operator one period; other accesses add nothing. State advances within the
 //                call: everything that a completion changes, it changes at once.
-//   unlike the cycle-accurate Device: no op queue, so nothing overflows (QUEUE reads 0), and the record
-//                FIFO is as deep as it needs to be. Records are otherwise the same, in the order of
-//                the calls. The event queue is bounded as there.
-//   illegal    : an op >= num_ops or an unknown format uses up its seq and counts in UNSEEN; that is a
-//                completion, not a TLM error
+//   unlike the cycle-accurate Device: no op queue, so nothing overflows (QUEUE reads 0), and the
+//                record FIFO is as deep as it needs to be. Records are otherwise the same, in the
+//                order of the calls. The event queue is bounded as there.
+//   illegal    : an op >= num_ops or an unknown format uses up its seq and counts in UNSEEN; that
+//                is a completion, not a TLM error
 //   TLM errors : nothing changes, delay included.
 //                  TLM_ADDRESS_ERROR_RESPONSE      no such address, or a range that leaves it
 //                  TLM_COMMAND_ERROR_RESPONSE      the address has no such access
 //                  TLM_BURST_ERROR_RESPONSE        length or streaming width does not fit
 //                  TLM_BYTE_ENABLE_ERROR_RESPONSE  byte enables
-//                  TLM_GENERIC_ERROR_RESPONSE      a register value out of its range, an OP_COMMAND for
-//                                                  no operator, no extension, no data array, too few
-//                                                  records
+//                  TLM_GENERIC_ERROR_RESPONSE      a register value out of its range, OP_COMMAND
+//                                                  for no operator, no extension, no data array,
+//                                                  too few records
 #include <tlm_utils/multi_passthrough_target_socket.h>
 
 #include <cstdint>
@@ -69,11 +68,11 @@ class LooselyTimedDevice : public sc_core::sc_module {
   /// As rst_n of Device.
   void reset();
 
-  /// The interrupt pin now. It changes within transport calls, ahead of the simulation's time by the
+  /// The interrupt pin now. It changes within transport calls, ahead of the simulation by the
   /// initiator's local time: a source asked between two operations sees what the last one did.
   bool irq() const { return registers_.irq(); }
 
-  /// Notified, at the local time of the call, when irq() has changed: for a host thread to wait for.
+  /// Notified when irq() has changed, at the local time of the call: a host thread waits for it.
   const sc_core::sc_event& irq_changed() const { return irq_changed_; }
 
   /// As Device::inject_upset.

@@ -1,6 +1,6 @@
 #pragma once
 // The registers of the device: configuration, commands, status, events, hints and interrupt. One
-// class behind APB4 in the cycle-accurate model and behind a TLM-2.0 socket in the loosely timed one.
+// class behind APB4 in the cycle-accurate model and behind TLM-2.0 in the loosely timed one.
 //
 // Per clock edge, in this order: begin_clock(), then what the hardware does at the edge (sampled(),
 // commanded(), count_unseen(), set_queue()), then at most one write(). So the hardware uses the
@@ -24,10 +24,10 @@ namespace opd::sc {
 /// Why an access is refused.
 enum class Refusal {
   kNoRegister,     ///< nothing at the address
-  kNotAccessible,  ///< write of a register without writable field, read of one without readable field
-  kPartialWrite,  ///< not all four bytes
-  kValue,         ///< a field would leave its range, or OP_COMMAND names no operator
-  kBusy,          ///< OP_COMMAND while one is running
+  kNotAccessible,  ///< written without a writable field, read without a readable one
+  kPartialWrite,   ///< not all four bytes
+  kValue,          ///< a field would leave its range, or OP_COMMAND names no operator
+  kBusy,           ///< OP_COMMAND while one is running
 };
 
 class RegisterFile {

@@ -25,7 +25,7 @@
 //   hazard  : an operator shorter than the pipeline is still in it when the next one of its stream
 //             is issued, and the reaction of the device comes on top: an operator runs with the
 //             mode that stands at its issue, and its completion reports that mode
-//   waiting : a source that answers kWait is asked again at every clock; operators already dealt go on
+//   waiting : a source that answers kWait is asked again at every clock; operators dealt go on
 //   empty   : an operator without elements is one beat without enabled lanes
 //   tail    : lanes past the last element are disabled and carry zeros
 //   reset   : rst_n, asynchronous, active low; operators in flight are lost and the source is
