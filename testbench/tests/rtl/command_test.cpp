@@ -131,7 +131,8 @@ TEST(Command, ComesBeforeTheQueueAndBetweenTwoCompletions) {
     // sample is 2 clocks later and starts from FAST again.
     const bool between = written <= 11;
     EXPECT_EQ(pins.seen()[1].record.mode, between ? 1 : 2) << "written at edge " << written;
-    EXPECT_EQ(pins.seen()[1].edge - first + 1, between ? 24u : 22u) << "written at edge " << written;
+    EXPECT_EQ(pins.seen()[1].edge - first + 1, between ? 24u : 22u)
+        << "written at edge " << written;
     EXPECT_EQ(pins.read(reg::kOpStatus), 0u);
   }
 }
@@ -148,7 +149,8 @@ TEST(Lock, ModeStaysWhateverComes) {
     for (int i = 0; i < 4; ++i) {
       const OpRecord bad = pins.sample(nonfinite(kOp, step += 5));
       EXPECT_EQ(static_cast<Mode>(bad.mode), mode);
-      EXPECT_EQ(static_cast<Cause>(bad.cause), mode == Mode::kSafe ? Cause::kEscalate : Cause::kNone);
+      EXPECT_EQ(static_cast<Cause>(bad.cause),
+                mode == Mode::kSafe ? Cause::kEscalate : Cause::kNone);
       EXPECT_EQ(bad.risk, 255);
       Statistic saturated = finite(kOp, step += 5, 0x7BFF);
       saturated.summary.saturated_count = 1;

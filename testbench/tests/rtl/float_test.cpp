@@ -67,12 +67,12 @@ class FloatUnits {
 /// Both signs of: every special value, and around a spread of exponents the fractions next to a
 /// carry, to a tie and to a power of two.
 std::vector<std::uint32_t> corner_values() {
-  constexpr std::uint32_t kFractions[] = {0,        1,        2,        3,        0x000800, 0x000FFF,
-                                          0x001000, 0x3FFFFF, 0x400000, 0x400001, 0x555555, 0x7FFFFD,
-                                          0x7FFFFE, 0x7FFFFF};
-  constexpr std::uint32_t kExponents[] = {0,   1,   2,   3,   23,  24,  25,  62,  63,  64,  100, 102,
-                                          103, 104, 125, 126, 127, 128, 129, 150, 151, 152, 190, 191,
-                                          192, 230, 252, 253, 254, 255};
+  constexpr std::uint32_t kFractions[] = {0,        1,        2,        3,        0x000800,
+                                          0x000FFF, 0x001000, 0x3FFFFF, 0x400000, 0x400001,
+                                          0x555555, 0x7FFFFD, 0x7FFFFE, 0x7FFFFF};
+  constexpr std::uint32_t kExponents[] = {0,   1,   2,   3,   23,  24,  25,  62,  63,  64,
+                                          100, 102, 103, 104, 125, 126, 127, 128, 129, 150,
+                                          151, 152, 190, 191, 192, 230, 252, 253, 254, 255};
   std::vector<std::uint32_t> values;
   for (const std::uint32_t sign : {0u, 0x80000000u}) {
     for (const std::uint32_t exponent : kExponents) {

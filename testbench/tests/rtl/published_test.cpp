@@ -73,7 +73,8 @@ TEST(Published, ZBeforeTheUpdateByHand) {
     float y;
     std::uint16_t flags;
   };
-  const Row rows[] = {{1.0f, 0}, {1.6875f, kZHalf}, {1.68f, 0}, {2.11f, kZHalf}, {2.125f, kZ | kZHalf}};
+  const Row rows[] = {
+      {1.0f, 0}, {1.6875f, kZHalf}, {1.68f, 0}, {2.11f, kZHalf}, {2.125f, kZ | kZHalf}};
   for (const Row& row : rows) {
     Pins<Vopd_top> pins(easy_config());
     pins.sample(fp32(0, kOne));
@@ -289,9 +290,9 @@ float scaled(float c, int n) {
 double number(const FormatRow& row, std::uint32_t magnitude) {
   const std::uint32_t fraction = magnitude & (row.smallest_normal - 1);
   const auto exponent = static_cast<int>(magnitude / row.smallest_normal);
-  const int bias = row.format == Format::kE4m3                                     ? 7
+  const int bias = row.format == Format::kE4m3                                  ? 7
                    : row.format == Format::kFp16 || row.format == Format::kE5m2 ? 15
-                                                                                  : 127;
+                                                                                : 127;
   const double unit = row.smallest_normal;
   return exponent == 0 ? std::ldexp(fraction / unit, 1 - bias)
                        : std::ldexp(1 + fraction / unit, exponent - bias);
@@ -368,7 +369,8 @@ Config random_config(std::mt19937_64& rng) {
   config.published_order = static_cast<std::uint8_t>(draw(rng, 0, 1));
   config.published_min_samples = static_cast<std::uint8_t>(draw(rng, 0, 6));
   config.published_d2_floor_shift = static_cast<std::uint8_t>(draw(rng, 0, 7));
-  config.z_threshold = std::ldexp(static_cast<float>(draw(rng, 256, 511)) / 256, static_cast<int>(draw(rng, -1, 3)));
+  config.z_threshold =
+      std::ldexp(static_cast<float>(draw(rng, 256, 511)) / 256, static_cast<int>(draw(rng, -1, 3)));
   config.z_threshold_desensitised = config.z_threshold * 1.25f;
   config.d2_threshold = std::ldexp(1.0f, static_cast<int>(draw(rng, -126, 120)));
   if (draw(rng, 0, 2) != 0) config.d2_threshold = static_cast<float>(draw(rng, 0, 30000));

@@ -431,8 +431,9 @@ TEST(RtlRegisters, RangesEndWhereTheMapSays) {
     if (!f.writable || r.volatile_bits != 0) continue;
     const std::int64_t lowest = f.is_signed ? -(std::int64_t{1} << (f.width - 1)) : 0;
     const std::int64_t highest = lowest + mask(f.width);
-    for (const std::int64_t value : {lowest, f.minimum - 1, f.minimum, f.minimum + 1, f.maximum - 1,
-                                     f.maximum, f.maximum + 1, highest}) {
+    for (const std::int64_t value :
+         {lowest, std::int64_t{kNumOps} - 1, std::int64_t{kNumOps}, f.minimum - 1, f.minimum,
+          f.minimum + 1, f.maximum - 1, f.maximum, f.maximum + 1, highest}) {
       if (value < lowest || value > highest) continue;
       const std::uint32_t before = bench.read(f.address).data;
       const std::uint32_t in_place = mask(f.width) << f.low_bit;

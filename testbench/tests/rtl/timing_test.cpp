@@ -90,7 +90,7 @@ TEST(Timing, SidebandWaitsForTap) {
 struct QueueModel {
   unsigned depth, interval;
   unsigned level = 0, high_water = 0, lost = 0;
-  unsigned busy = 0;  ///< clocks until READ
+  unsigned busy = 0;       ///< clocks until READ
   std::vector<bool> seen;  ///< per push
 
   void clock(bool push) {
@@ -164,7 +164,8 @@ void expect_bound(unsigned depth, unsigned interval) {
   const QueueModel at = expect_queue<Model>(depth, interval, greediest(depth, interval, 300));
   EXPECT_EQ(at.lost, 0u);
   EXPECT_EQ(at.high_water, depth);
-  const QueueModel above = expect_queue<Model>(depth, interval, greediest(depth + 1, interval, 300));
+  const QueueModel above =
+      expect_queue<Model>(depth, interval, greediest(depth + 1, interval, 300));
   EXPECT_EQ(above.lost, 1u);
 }
 TEST(Timing, WorstLegalStream) { expect_bound<Vopd_top>(8, 10); }

@@ -133,9 +133,9 @@ TEST(Upset, EveryFlippedBitIsFoundByASample) {
       EXPECT_EQ(pins.read(reg::kUpsets), 1u) << fault.name;
       EXPECT_EQ(pins.read(reg::kIrqStatus) & ~std::uint32_t{1u << 3}, 1u << 5 | 1u) << fault.name;
       EXPECT_EQ(pins.read(reg::kEventStep), step);
-      EXPECT_EQ(pins.read(reg::kEventOp),
-                kOp | static_cast<std::uint32_t>(mode) << 16 | std::uint32_t{want.mode} << 18 |
-                    std::uint32_t{want.cause} << 20)
+      EXPECT_EQ(pins.read(reg::kEventOp), kOp | static_cast<std::uint32_t>(mode) << 16 |
+                                              std::uint32_t{want.mode} << 18 |
+                                              std::uint32_t{want.cause} << 20)
           << fault.name;
       EXPECT_EQ(pins.read(reg::kEventScore), want.flags | std::uint32_t{want.risk} << 16);
       EXPECT_EQ(pins.sample(finite(kOp, step, 0x3C60)).flags & flag_bit(Flag::kUpset), 0);
@@ -196,7 +196,8 @@ TEST(Upset, ADisabledOperatorIsRepairedAndReported) {
   // A lost word loses `disabled` as well: the sample is judged.
   flip_word(pins, 100);
   record = pins.sample(nonfinite(kOp, 0x306));
-  EXPECT_EQ(record.flags, flag_bit(Flag::kUpset) | flag_bit(Flag::kNonfinite) | flag_bit(Flag::kWarmup));
+  EXPECT_EQ(record.flags,
+            flag_bit(Flag::kUpset) | flag_bit(Flag::kNonfinite) | flag_bit(Flag::kWarmup));
   EXPECT_EQ(record.mode, 2);
   // With the whole device off the repair is all that happens.
   pins.write(reg::kControl, 0);
