@@ -116,7 +116,7 @@ def magnitude(fields: dict[str, float]) -> tuple[float | None, int | None]:
         largest = math.nan if any(map(math.isnan, values)) else max(values)
     counts = [fields[name] for name in ("nans", "infs") if name in fields]
     nonfinite = fields.get("nonfinite", sum(counts) if counts else None)
-    return largest, None if nonfinite is None or math.isnan(nonfinite) else int(nonfinite)
+    return largest, None if nonfinite is None or math.isnan(nonfinite) else int(min(nonfinite, 2.0**62))
 
 
 def stat_of(fields: dict[str, float], line: int | None) -> Stat:
