@@ -562,6 +562,32 @@ TEST(ReferencePublished, DesensitisedTakesTheOtherThresholds) {
   EXPECT_FALSE(raised(flags_at(2.75f, 0, true), Flag::kZHalf));
 }
 
+// Frozen while the operator is non-finite; after a long run the next usable sample is a new anchor.
+TEST(ReferencePublished, ALongNonfiniteRunSeedsTheMeanAfresh) {
+  const ref::DetectorSetup setup;
+  ref::OpState state;
+  const auto feed = [&](double value, std::uint32_t nonfinite) {
+    return ref::complete(
+        0, {.format = Format::kFp16},
+        {.max_mag = encode_down(Format::kFp16, value), .nonfinite_count = nonfinite}, setup,
+        ref::Upset::kNone, state);
+  };
+  for (int k = 0; k < 300; ++k) feed(k % 2 == 0 ? 1 : 1.25, 0);
+  EXPECT_EQ(state.history.age, 255);
+  const PublishedState before = state.published;
+  EXPECT_GT(before.variance, 0);
+  for (int k = 1; k < setup.config.baseline_reseed_run; ++k) {
+    EXPECT_EQ(feed(60000, 1).score, PublishedScore{});
+    EXPECT_EQ(state.published, before);
+    EXPECT_EQ(state.history.age, 255);
+  }
+  feed(60000, 1);
+  EXPECT_EQ(state.published, before);
+  EXPECT_EQ(state.history.age, 0);
+  EXPECT_EQ(feed(48, 0).record.flags & (flag_bit(Flag::kZ) | flag_bit(Flag::kD2)), 0);
+  EXPECT_EQ(state.published, (PublishedState{.mean = 1.5f, .last = 1.5f, .anchor = 132}));
+}
+
 // ---- The cap of the published order -------------------------------------------------------------
 
 struct Capped {
