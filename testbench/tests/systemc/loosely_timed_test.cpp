@@ -19,6 +19,62 @@ using sc::LooselyTimedDevice;
 using sc::LooselyTimedUnit;
 using sc::Operation;
 
+/// An initiator that does one transaction at a time.
+class Master : public sc_core::sc_module {
+ public:
+  tlm_utils::simple_initiator_socket<Master> socket{"socket"};
+
+  explicit Master(sc_core::sc_module_name name) : sc_core::sc_module(name) {}
+
+  tlm::tlm_response_status transport(tlm::tlm_generic_payload& transaction) {
+    transaction.set_response_status(tlm::TLM_INCOMPLETE_RESPONSE);
+    socket->b_transport(transaction, delay);
+    return transaction.get_response_status();
+  }
+
+  tlm::tlm_response_status read(sc_dt::uint64 address, void* data, unsigned length) {
+    tlm::tlm_generic_payload transaction;
+    fill(transaction, tlm::TLM_READ_COMMAND, address, data, length);
+    return transport(transaction);
+  }
+
+  tlm::tlm_response_status write(sc_dt::uint64 address, std::uint32_t value) {
+    tlm::tlm_generic_payload transaction;
+    fill(transaction, tlm::TLM_WRITE_COMMAND, address, &value, sizeof(value));
+    return transport(transaction);
+  }
+
+  std::uint32_t word(sc_dt::uint64 address) {
+    std::uint32_t value = 0xDEADBEEF;
+    EXPECT_EQ(read(address, &value, 4), tlm::TLM_OK_RESPONSE) << address;
+    return value;
+  }
+
+  tlm::tlm_response_status operate(const OpDescriptor& descriptor,
+                                   std::vector<std::byte> elements) {
+    sc::OperationExtension extension;
+    extension.descriptor = descriptor;
+    tlm::tlm_generic_payload transaction;
+    fill(transaction, tlm::TLM_WRITE_COMMAND, LooselyTimedDevice::kOperationAddress,
+         elements.data(), static_cast<unsigned>(elements.size()));
+    transaction.set_extension(&extension);
+    const auto status = transport(transaction);
+    transaction.clear_extension(&extension);
+    return status;
+  }
+
+  static void fill(tlm::tlm_generic_payload& transaction, tlm::tlm_command command,
+                   sc_dt::uint64 address, void* data, unsigned length) {
+    transaction.set_command(command);
+    transaction.set_address(address);
+    transaction.set_data_ptr(static_cast<unsigned char*>(data));
+    transaction.set_data_length(length);
+    transaction.set_streaming_width(length);
+  }
+
+  sc_core::sc_time delay;
+};
+
 /// The loosely timed pair over a list of operations.
 class LooselyTimedBench {
  public:
@@ -42,6 +98,7 @@ class LooselyTimedBench {
               completions.push_back({tag, issue, last, mode});
             }) {
     unit_.socket.bind(device_.socket);
+    master.socket.bind(device_.socket);
   }
 
   void restart(std::vector<Operation> operations) {
@@ -50,8 +107,8 @@ class LooselyTimedBench {
     unit_.restart();
   }
   bool done() const { return unit_.done(); }
-  LooselyTimedDevice& device() { return device_; }
 
+  Master master{"lt_master"};
   std::function<bool()> hold;  ///< while true the source answers "wait"
   std::vector<OpRecord> records;
   std::vector<TapCounts> counts;
@@ -108,6 +165,29 @@ TEST_P(SystemcLooselyTimedRandom, RecordsEqualTheCycleAccurateOnes) {
   }
   EXPECT_GT(compared, 3500u);
   EXPECT_GT(downshifts, 100u);
+
+  // The registers, and through the command READ every word of the state memory.
+  int registers = 0;
+  for (const Register& entry : kRegisters) {
+    if (entry.readable == 0 || entry.address == reg::kQueue) continue;
+    EXPECT_EQ(loose.master.word(entry.address), accurate.read(entry.address)) << entry.name;
+    ++registers;
+  }
+  EXPECT_EQ(registers, 57);
+  EXPECT_EQ(accurate.read(reg::kEvents), 16u | 16u << 8);
+  EXPECT_GT(accurate.read(reg::kEventsLost), 50u);
+  EXPECT_NE(accurate.read(reg::kLastCleanStep), 0u);
+  int words = 0;
+  for (std::uint32_t op = 0; op < 16; ++op) {
+    EXPECT_EQ(loose.master.write(reg::kOpCommand, op), tlm::TLM_OK_RESPONSE);
+    accurate.write(reg::kOpCommand, op);
+    for (int i = 0; i < 4; ++i) accurate.edge();
+    for (std::uint16_t address = reg::kOpControl; address <= reg::kOpSlope; address += 4) {
+      EXPECT_EQ(loose.master.word(address), accurate.read(address)) << op << " at " << address;
+      ++words;
+    }
+  }
+  EXPECT_EQ(words, 16 * 8);
 }
 
 INSTANTIATE_TEST_SUITE_P(Streams, SystemcLooselyTimedRandom, testing::Values(1u, 4u));
@@ -176,62 +256,6 @@ TEST(SystemcLooselyTimed, ElementsThatAreNotWholeAreFatal) {
 }
 
 // --- The target alone ----------------------------------------------------------------------------
-
-/// An initiator that does one transaction at a time.
-class Master : public sc_core::sc_module {
- public:
-  tlm_utils::simple_initiator_socket<Master> socket{"socket"};
-
-  explicit Master(sc_core::sc_module_name name) : sc_core::sc_module(name) {}
-
-  tlm::tlm_response_status transport(tlm::tlm_generic_payload& transaction) {
-    transaction.set_response_status(tlm::TLM_INCOMPLETE_RESPONSE);
-    socket->b_transport(transaction, delay);
-    return transaction.get_response_status();
-  }
-
-  tlm::tlm_response_status read(sc_dt::uint64 address, void* data, unsigned length) {
-    tlm::tlm_generic_payload transaction;
-    fill(transaction, tlm::TLM_READ_COMMAND, address, data, length);
-    return transport(transaction);
-  }
-
-  tlm::tlm_response_status write(sc_dt::uint64 address, std::uint32_t value) {
-    tlm::tlm_generic_payload transaction;
-    fill(transaction, tlm::TLM_WRITE_COMMAND, address, &value, sizeof(value));
-    return transport(transaction);
-  }
-
-  std::uint32_t word(sc_dt::uint64 address) {
-    std::uint32_t value = 0xDEADBEEF;
-    EXPECT_EQ(read(address, &value, 4), tlm::TLM_OK_RESPONSE) << address;
-    return value;
-  }
-
-  tlm::tlm_response_status operate(const OpDescriptor& descriptor,
-                                   std::vector<std::byte> elements) {
-    sc::OperationExtension extension;
-    extension.descriptor = descriptor;
-    tlm::tlm_generic_payload transaction;
-    fill(transaction, tlm::TLM_WRITE_COMMAND, LooselyTimedDevice::kOperationAddress,
-         elements.data(), static_cast<unsigned>(elements.size()));
-    transaction.set_extension(&extension);
-    const auto status = transport(transaction);
-    transaction.clear_extension(&extension);
-    return status;
-  }
-
-  static void fill(tlm::tlm_generic_payload& transaction, tlm::tlm_command command,
-                   sc_dt::uint64 address, void* data, unsigned length) {
-    transaction.set_command(command);
-    transaction.set_address(address);
-    transaction.set_data_ptr(static_cast<unsigned char*>(data));
-    transaction.set_data_length(length);
-    transaction.set_streaming_width(length);
-  }
-
-  sc_core::sc_time delay;
-};
 
 struct Target {
   explicit Target(const DeviceParameters& parameters = {.num_ops = 8},

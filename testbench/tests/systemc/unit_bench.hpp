@@ -1,6 +1,8 @@
 #pragma once
 // The vector unit in front of the device, driven one rising edge at a time, and everything they
 // report.
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <deque>
 #include <systemc>
@@ -84,6 +86,12 @@ class UnitBench {
     unit_.restart();
   }
 
+  /// One APB transfer; two edges.
+  std::uint32_t read(std::uint16_t address) { return transfer_({.address = address}).data; }
+  void write(std::uint16_t address, std::uint32_t data) {
+    transfer_({.write = true, .address = address, .data = data});
+  }
+
   bool done() const { return done_.read(); }
   const sc::VectorUnitCounts& unit_counts() const { return unit_.counts(); }
   std::uint32_t unseen_count() const { return pins_.unseen_count.read(); }
@@ -99,6 +107,20 @@ class UnitBench {
   std::vector<TapCounts> counts;
 
  private:
+  ApbResponse transfer_(ApbRequest request) {
+    request.select = true;
+    pins_.apb_request.write(request);
+    edge();
+    request.enable = true;
+    pins_.apb_request.write(request);
+    settle();
+    const ApbResponse response = pins_.apb_response.read();
+    EXPECT_TRUE(response.ready && !response.error) << request.address;
+    edge();
+    pins_.apb_request.write({});
+    return response;
+  }
+
   sc::SourceAnswer next_(sc::Operation& operation) {
     ++source_calls;
     if (next_operation_ == operations_.size()) return sc::SourceAnswer::kEnd;
