@@ -1,8 +1,8 @@
-"""opd.importers, format by format: files written as each tool writes them, compared value for value; cut, damaged and random ones.
+"""opd.importers, format by format: files as each tool writes them, compared value for value; cut, damaged and random ones.
 
-Where the tool itself can run here its own code writes the file (nvdlfw_inspect, TensorBoard through PyTorch, NumPy, safetensors,
-json); else a writer below follows the tool's source, which the importer's header names. test_import_tools.py runs further tools
-where they are installed.
+Where the tool itself can run here its own code writes the file (nvdlfw_inspect, TensorBoard through PyTorch, NumPy,
+safetensors, json); else a writer below follows the tool's source, which the importer's header names. test_import_tools.py runs
+further tools where they are installed.
 """
 import csv
 import io
@@ -22,7 +22,7 @@ import torch
 from nvdlfw_inspect.logging import FileLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from opd.importers import IMPORTERS, ImportFault, Options, detect, import_file
+from opd.importers import IMPORTERS, ImportFault, detect, import_file
 from opd.importers.source import Source
 from opd.trace import Probe, Trace, TraceError, TraceWriter
 from test_import import column, fault_of, traces_of
@@ -43,7 +43,7 @@ def hf_report(steps, announced=None) -> str:
             frames.append(start + "\n".join(lines))
             start = ""
     head = f"\nDetected inf/nan during batch_number={steps[-1][0]}\nLast {announced or len(frames)} forward frames:\n"
-    return "output has infs\n" + head + f"{'abs min':8} {'abs max':8} metadata\n" + "\n".join(frames) + "\n\n\n\nTraceback (most recent call last):\n"
+    return "output has infs\n" + head + f"{'abs min':8} {'abs max':8} metadata\n" + "\n".join(frames) + "\n\n\n\nTraceback:\n"
 
 
 HF = [(3, [("fc1", "Linear", [("weight", 0.01, 6.44), ("input[0]", 0.0, 9.74e3), ("output", 3.18e-4, 6.27e4)]),
@@ -73,24 +73,29 @@ NVDLFW = [(f"decoder.fc1_{tensor}_{stat}", value, step) for step in (2, 5) for t
 def msprobe_tensor(array: np.ndarray, dtype: str) -> dict:
     """PytorchDataProcessor._analyze_tensor with the statistics of DataWriter._replace_stat_placeholders."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return {"type": "torch.Tensor", "dtype": dtype, "shape": list(array.shape), "Max": array.max().item(), "Min": array.min().item(),
-                "Mean": float(array.astype(np.float32).mean()), "Norm": float(np.linalg.norm(array.astype(np.float32))), "requires_grad": False}
+        return {"type": "torch.Tensor", "dtype": dtype, "shape": list(array.shape), "Max": array.max().item(),
+                "Min": array.min().item(),
+                "Mean": float(array.astype(np.float32).mean()), "Norm": float(np.linalg.norm(array.astype(np.float32))),
+                "requires_grad": False}
 
 
 def msprobe_dump() -> str:
     a, w = np.float16([[1, -3], [2, 0.5]]), np.float32([[0.25, -0.125]])
-    whole = {"type": "torch.Tensor", "dtype": "torch.int64", "shape": [], "Max": 4, "Min": 4, "Mean": 4, "Norm": 4, "requires_grad": False}
+    whole = {"type": "torch.Tensor", "dtype": "torch.int64", "shape": [], "Max": 4, "Min": 4, "Mean": 4, "Norm": 4,
+             "requires_grad": False}
     data = {
         "Module.fc.Linear.forward.0": {
             "input_args": [msprobe_tensor(a, "torch.float16"), whole, {"type": "int", "value": 1}, None],
             "input_kwargs": {"mask": msprobe_tensor(a * 2, "torch.float16")},
-            "output": [msprobe_tensor(np.float16([np.inf, -7]), "torch.float16"), [msprobe_tensor(np.float32([np.nan]), "torch.float32")]],
+            "output": [msprobe_tensor(np.float16([np.inf, -7]), "torch.float16"),
+                       [msprobe_tensor(np.float32([np.nan]), "torch.float32")]],
             "parameters": {"weight": msprobe_tensor(w, "torch.float32")}},
         "Distributed.all_reduce.0.forward": {"input_args": [msprobe_tensor(a, "torch.bfloat16")], "output": [
             {**msprobe_tensor(a, "torch.float32"), "Max": None, "Min": None}]},
         "Module.fc.Linear.backward.0": {"input": [msprobe_tensor(w * 8, "torch.float32")], "output": []},
         "Module.fc.Linear.parameters_grad.0": {"weight": [msprobe_tensor(w * 4, "torch.float32")]}}
-    return json.dumps({"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None, "data": data}, indent=1)
+    return json.dumps({"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None, "data": data},
+                      indent=1)
 
 
 def monitor_v1(rows) -> str:
@@ -105,10 +110,12 @@ def monitor_v1(rows) -> str:
 
 
 MONITOR_V1 = [
-    (0, "fc.input", 3, 0, -2.5, 1.0, 0.5, 4.0, 0, (2, 4), "torch.bfloat16"), (0, "fc.output", 3, 0, 0.0, 8.1234567, 1.0, 9.0, 0, (8,), "torch.float32"),
+    (0, "fc.input", 3, 0, -2.5, 1.0, 0.5, 4.0, 0, (2, 4), "torch.bfloat16"),
+              (0, "fc.output", 3, 0, 0.0, 8.1234567, 1.0, 9.0, 0, (8,), "torch.float32"),
     (0, "fc.none", 3, 0, math.nan, math.nan, math.nan, math.nan, math.nan, None, "nan"),
     (0, "fc.input", 3, 1, -3.5, 1.0, 0.5, 4.0, 0, (2, 4), "torch.bfloat16"),
-    (1, "fc.input", 4, 0, -1.5, 1.0, 0.5, 4.0, 0, (2, 4), "torch.bfloat16"), (0, "fc.output", 4, 0, math.nan, math.nan, math.nan, math.nan, 3, (8,), "torch.float32")]
+    (1, "fc.input", 4, 0, -1.5, 1.0, 0.5, 4.0, 0, (2, 4), "torch.bfloat16"),
+              (0, "fc.output", 4, 0, math.nan, math.nan, math.nan, math.nan, 3, (8,), "torch.float32")]
 
 
 def monitor_v2(rows) -> str:
@@ -129,7 +136,8 @@ MONITOR_V2 = [dict(vpp_stage=-1, step=step, module_name=name, scope=scope, min=l
 
 def inc_measurement(mode="DynamicRange") -> str:
     """save_file with save_json (indent 4)."""
-    nodes = {"model.layers.0.q_proj": {"inputs": [[[3.5]]], "outputs": [[[700.0]]], "params": {"weight": [[0.25], [0.5], [0.125]]}},
+    nodes = {"model.layers.0.q_proj": {"inputs": [[[3.5]]], "outputs": [[[700.0]]],
+                                       "params": {"weight": [[0.25], [0.5], [0.125]]}},
              "model.layers.0.matmul_qk": {"inputs": [[[3.0]], [[4.0]]], "outputs": [[[math.inf]]]},
              "model.layers.0.gate": {"inputs": [[[1.0]]], "outputs": [[2.0]]}}
     return json.dumps({"NumSamples": 3, "GlobalRank": None, "LocalRank": 0, "Mode": mode, "Nodes": nodes}, indent=4)
@@ -139,7 +147,8 @@ MEGATRON = "".join(
     f" [2026-01-01 10:00:00] iteration {i:8d}/ 1000 | consumed samples: {i * 16:12d} | elapsed time per iteration (ms): 431.0 | "
     f"learning rate: {1e-5 * i:.3E} | global batch size:    16 | {loss}loss scale: {scale:.1f} | grad norm: {norm:.3f} | "
     f"number of skipped iterations: {skipped:3d} | number of nan iterations:   0 |\ntime (ms) | forward: 1.2\n"
-    for i, loss, scale, norm, skipped in ((10, "lm loss: 7.400000E+00 | ", 1024, 1.5, 0), (20, "lm loss: 6.500000E+00 | ", 512, 2.5, 1),
+    for i, loss, scale, norm,
+                   skipped in ((10, "lm loss: 7.400000E+00 | ", 1024, 1.5, 0), (20, "lm loss: 6.500000E+00 | ", 512, 2.5, 1),
                                           (30, "", 256, math.inf, 10)))
 DEEPSPEED = """\
 [2026-01-01 10:00:00,261] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 4096, but hysteresis is 2. Reducing hysteresis to 1
@@ -188,7 +197,8 @@ JSONL = """\
 {"step": 2, "train": {"loss": NaN, "learning_rate": 2e-3}, "l0.out/max_abs": Infinity}
 """
 TRAINER = json.dumps({"best_metric": None, "log_history": [
-    {"epoch": 0.5, "grad_norm": 1.25, "learning_rate": 1e-3, "loss": 2.5, "step": 10}, {"epoch": 0.5, "eval_loss": 9.0, "step": 10},
+    {"epoch": 0.5, "grad_norm": 1.25, "learning_rate": 1e-3, "loss": 2.5, "step": 10},
+                                                           {"epoch": 0.5, "eval_loss": 9.0, "step": 10},
     {"epoch": 1.0, "grad_norm": math.nan, "learning_rate": 5e-4, "loss": 0.0, "step": 20}], "global_step": 20}, indent=2)
 
 
@@ -213,23 +223,32 @@ def npz(**arrays) -> bytes:
 
 
 ELEMENTS = np.float16([[1, -70, 0, np.inf], [2, 3, np.nan, 65504]])
-NPZ = dict(step=np.array([4, 9]), **{"l0.out": ELEMENTS, "l1.out": np.float32([1.5, np.inf]), "l2_max": np.float64([1, 2]), "l2_min": np.float64([-3, 1]),
-           "bf": np.array([[1, 2], [3, 4]], ml_dtypes.bfloat16), "loss": np.float32([2.5, 1.5]), "loss_scale": np.array([1024, 512]),
+NPZ = dict(step=np.array([4, 9]),
+           **{"l0.out": ELEMENTS, "l1.out": np.float32([1.5, np.inf]), "l2_max": np.float64([1, 2]),
+              "l2_min": np.float64([-3, 1]),
+           "bf": np.array([[1, 2], [3, 4]], ml_dtypes.bfloat16), "loss": np.float32([2.5, 1.5]),
+              "loss_scale": np.array([1024, 512]),
            "name_of_run": np.array("x y".split())})
-MATRICES = dict(step=np.array([1, 2]), max_abs=np.float32([[1, 2], [3, 4]]), nonfinite=np.array([[0, 0], [0, 1]]), probe=np.array(["a", "b.grad"]),
+MATRICES = dict(step=np.array([1, 2]), max_abs=np.float32([[1, 2], [3, 4]]), nonfinite=np.array([[0, 0], [0, 1]]),
+                probe=np.array(["a", "b.grad"]),
                 format=np.array(["FP16", "BF16"]), lr=np.float64([0.5, 0.25]))
-TENSORS = {"fc.weight": np.float16([[1, -5]]), "fc.weight.grad": np.float32([np.nan, 3, 0]), "ids": np.array([1, 2]), "wide": np.float64([1e39, 2])}
+TENSORS = {"fc.weight": np.float16([[1, -5]]), "fc.weight.grad": np.float32([np.nan, 3, 0]), "ids": np.array([1, 2]),
+           "wide": np.float64([1e39, 2])}
 
 
 def samples(folder: Path) -> dict[str, tuple[str, str, bytes]]:
     """name: (file name, importer, content)."""
     texts = {
         "hf": ("report.txt", "hf-debug", hf_report(HF)), "dump": ("dump.json", "msprobe-dump", msprobe_dump()),
-        "monitor1": ("actv_0-9.csv", "msprobe-monitor", monitor_v1(MONITOR_V1)), "monitor2": ("module_step0-9.csv", "msprobe-monitor", monitor_v2(MONITOR_V2)),
-        "inc": ("inc_output_hooks_maxabs_0_1.json", "inc-measurement", inc_measurement()), "megatron": ("a.log", "training-log", MEGATRON),
-        "deepspeed": ("b.log", "training-log", DEEPSPEED), "fairseq": ("c.log", "training-log", FAIRSEQ), "gnmt": ("d.log", "training-log", GNMT),
+        "monitor1": ("actv_0-9.csv", "msprobe-monitor", monitor_v1(MONITOR_V1)),
+             "monitor2": ("module_step0-9.csv", "msprobe-monitor", monitor_v2(MONITOR_V2)),
+        "inc": ("inc_output_hooks_maxabs_0_1.json", "inc-measurement", inc_measurement()),
+             "megatron": ("a.log", "training-log", MEGATRON),
+        "deepspeed": ("b.log", "training-log", DEEPSPEED), "fairseq": ("c.log", "training-log", FAIRSEQ),
+             "gnmt": ("d.log", "training-log", GNMT),
         "mlperf": ("e.log", "training-log", MLPERF), "long": ("long.csv", "csv", LONG), "wide": ("wide.csv", "csv", WIDE),
-        "layers": ("layers.csv", "csv", LAYERS), "jsonl": ("a.jsonl", "jsonl", JSONL), "trainer": ("trainer_state.json", "jsonl", TRAINER)}
+        "layers": ("layers.csv", "csv", LAYERS), "jsonl": ("a.jsonl", "jsonl", JSONL),
+             "trainer": ("trainer_state.json", "jsonl", TRAINER)}
     found = {name: (file, importer, text.encode()) for name, (file, importer, text) in texts.items()}
     found["nvdlfw"] = ("nvdlfw_inspect_globalrank-0.log", "nvdlfw-inspect", nvdlfw_log(folder / "nvdlfw", NVDLFW).read_bytes())
     path = events(folder / "events")
@@ -245,7 +264,8 @@ def sample_files(tmp_path_factory):
     return samples(tmp_path_factory.mktemp("samples"))
 
 
-NAMES = ["hf", "dump", "monitor1", "monitor2", "inc", "megatron", "deepspeed", "fairseq", "gnmt", "mlperf", "long", "wide", "layers",
+NAMES = ["hf", "dump", "monitor1", "monitor2", "inc", "megatron", "deepspeed", "fairseq", "gnmt", "mlperf", "long", "wide",
+         "layers",
          "jsonl", "trainer", "nvdlfw", "tensorboard", "npz", "matrices", "safetensors"]
 
 
@@ -310,7 +330,7 @@ def test_empty_file(name, sample_files, sample):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cut_anywhere(name, sample_files, sample):
-    """A file that is cut off is an error, or, where it is cut between two records, a shorter run of the same probes."""
+    """A file that is cut off is an error, or, where nothing in it tells, a shorter run of the same probes."""
     whole = traces_of(sample(name))
     known = {probe.name for trace in whole for probe in trace.probes}
     size = len(sample_files[name][2])
@@ -324,7 +344,9 @@ def test_cut_anywhere(name, sample_files, sample):
         else:
             shorter += 1
             cells = lambda traces: sum(trace.max_abs.size for trace in traces)
-            assert {probe.name for trace in traces for probe in trace.probes} <= known and cells(traces) <= cells(whole)
+            names = {probe.name for trace in traces for probe in trace.probes}
+            assert all(any(other.startswith(name) for other in known) for name in names)   # the last name may be cut
+            assert cells(traces) <= cells(whole)
     assert errors > 0 and errors + shorter > 20
 
 
@@ -346,7 +368,8 @@ def test_random_damage(name, sample_files, sample):
             elif edit == 1:
                 del data[at:at + rng.randint(1, 12)]
             elif edit == 2:
-                data[at:at] = rng.choice([b"nan", b"-1", b"1e999", b"{", b"]", b'"', b",", b"\n", b"\0", b"\xff", b"9" * 30, b"null", b"  "])
+                data[at:at] = rng.choice([b"nan", b"-1", b"1e999", b"{", b"]", b'"', b",", b"\n", b"\0", b"\xff", b"9" * 30,
+                                          b"null", b"  "])
             elif edit == 3:
                 other = rng.randrange(len(data))
                 data[at:at] = data[other:other + rng.randint(1, 40)]
@@ -377,7 +400,8 @@ def test_random_damage(name, sample_files, sample):
     ("inc", '"DynamicRange"', '"Scale"', '5: Mode "Scale" holds no measured magnitudes'),
     ("megatron", "grad norm: 2.500 | number of skipped iterations:   1 | number of nan iterations:   0 |", "grad no",
      '3: an iteration line that does not end with "|"'),
-    ("deepspeed", "reducing to 2048.0\n[2026-01-01 10:00:00,308]", "reducing\n[2026-01-01 10:00:00,308]", "3: begins like a line of a training log"),
+    ("deepspeed", "reducing to 2048.0\n[2026-01-01 10:00:00,308]", "reducing\n[2026-01-01 10:00:00,308]",
+     "3: begins like a line of a training log"),
     ("fairseq", "num_updates=500, lr", "lr", "4: a fairseq line without num_updates"),
     ("fairseq", "scale to: 64.0", "scale to: 6x", "2: begins like a line of a training log"),
     ("gnmt", "Loss/tok 9.5000", "Loss/tok", "6: begins like a line of a training log"),
@@ -408,7 +432,8 @@ def test_broken_record_is_named(sample):
     path = sample("tensorboard", flip)
     assert re.fullmatch(rf"{re.escape(str(path))}:record \d+: (fails its CRC check|is cut off); .*", fault_of(path))
     path = sample("tensorboard", lambda data: data[:-3])
-    assert re.fullmatch(rf"{re.escape(str(path))}:record \d+: is cut off; the file is damaged or cut off: copy it again", fault_of(path))
+    assert re.fullmatch(rf"{re.escape(str(path))}:record \d+: is cut off; the file is damaged or cut off: copy it again",
+                        fault_of(path))
     assert "not a valid npz archive" in fault_of(sample("npz", lambda data: data[:-30]))
     assert "not a valid safetensors file" in fault_of(sample("safetensors", lambda data: data[:-1]))
 
@@ -420,7 +445,8 @@ def test_hf(sample):
     assert trace.step.tolist() == [3, 4] and trace.framework == "PyTorch, HF transformers"
     assert table(trace) == {"fc1.weight": f32(6.44, 6.45), "fc1.input[0]": f32(9740, 9990), "fc1.output": [62700, 62700],
                             "model.input[0]": [2, 2], "model.output[0]": [1.5, 1.5], "fc1.output#2": [0, 0]}
-    assert table(trace, "nonfinite") == {"fc1.weight": [0, 0], "fc1.input[0]": [0, 0], "fc1.output": [0, 1], "model.input[0]": [0, 0],
+    assert table(trace, "nonfinite") == {"fc1.weight": [0, 0], "fc1.input[0]": [0, 0], "fc1.output": [0, 1],
+                                         "model.input[0]": [0, 0],
                                          "model.output[0]": [0, 0], "fc1.output#2": [0, 1]}
     assert kinds(trace)["fc1.weight"] == "weight" and set(kinds(trace).values()) == {"weight", "activation"}
     assert (trace.first_bad_step, trace.first_bad_op) == (4, "fc1.output")
@@ -442,13 +468,17 @@ def test_hf_report_that_ends_early(tmp_path):
 def test_nvdlfw(sample):
     [trace] = traces_of(sample("nvdlfw"))
     assert trace.step.tolist() == [2, 5]
-    assert table(trace) == {"decoder.fc1_activation": f32(8.6772, 21.693), "decoder.fc1_gradient": [0, 0], "decoder.fc1_weight": [0.75, 0.75]}
-    assert table(trace, "nonfinite") == {"decoder.fc1_activation": [0, 0], "decoder.fc1_gradient": [0, 1], "decoder.fc1_weight": [0, 0]}
-    assert kinds(trace) == {"decoder.fc1_activation": "activation", "decoder.fc1_gradient": "gradient", "decoder.fc1_weight": "weight"}
+    assert table(trace) == {"decoder.fc1_activation": f32(8.6772, 21.693), "decoder.fc1_gradient": [0, 0],
+                            "decoder.fc1_weight": [0.75, 0.75]}
+    assert table(trace, "nonfinite") == {"decoder.fc1_activation": [0, 0], "decoder.fc1_gradient": [0, 1],
+                                         "decoder.fc1_weight": [0, 0]}
+    assert kinds(trace) == {"decoder.fc1_activation": "activation", "decoder.fc1_gradient": "gradient",
+                            "decoder.fc1_weight": "weight"}
     assert "4 values of other statistics left out" in assumed(trace) and "four decimals" in assumed(trace)
     assert "mean (1), var (1)" in assumed(trace)
     [one] = traces_of(sample("nvdlfw"), match="activation")
-    assert column(one, "decoder.fc1_activation", "var") == [4, 4] and column(one, "decoder.fc1_activation", "mean") == [0.25, 0.25]
+    assert column(one, "decoder.fc1_activation", "var") == [4, 4]
+    assert column(one, "decoder.fc1_activation", "mean") == [0.25, 0.25]
 
 
 def test_nvdlfw_as_the_documentation_prints_it(tmp_path):
@@ -456,7 +486,8 @@ def test_nvdlfw_as_the_documentation_prints_it(tmp_path):
         "INFO - transformer_layer.self_attention.layernorm_qkv_activation_max                 iteration=000002                  value=4.3188\n"
         "INFO - transformer_layer.self_attention.layernorm_qkv_activation_min                 iteration=000002                  value=-4.3386\n")
     [trace] = traces_of(tmp_path / "a.log")
-    assert table(trace) == {"transformer_layer.self_attention.layernorm_qkv_activation": f32(4.3386)} and trace.step.tolist() == [2]
+    assert table(trace) == {"transformer_layer.self_attention.layernorm_qkv_activation": f32(4.3386)}
+    assert trace.step.tolist() == [2]
 
 
 def test_msprobe_dump(sample, tmp_path):
@@ -468,12 +499,14 @@ def test_msprobe_dump(sample, tmp_path):
     assert trace.step.tolist() == [12] and trace.framework == "pytorch"
     assert {name: values[0] for name, values in table(trace).items()} == {
         f"{fc}.input.0": 3, f"{fc}.input.mask": 6, f"{fc}.output.0": 0, f"{fc}.output.1.0": 0, f"{fc}.parameters.weight": 0.25,
-        "Distributed.all_reduce.0.forward.input.0": 3, "Module.fc.Linear.backward.0.input.0": 2, "Module.fc.Linear.parameters_grad.0.weight.0": 1}
+        "Distributed.all_reduce.0.forward.input.0": 3, "Module.fc.Linear.backward.0.input.0": 2,
+        "Module.fc.Linear.parameters_grad.0.weight.0": 1}
     assert [name for name, values in table(trace, "nonfinite").items() if values[0]] == [f"{fc}.output.0", f"{fc}.output.1.0"]
     assert [p.format for p in trace.probes] == ["FP16", "FP16", "FP16", "FP32", "FP32", "BF16", "FP32", "FP32"]
     assert [p.shape for p in trace.probes][:3] == [(2, 2), (2, 2), (2,)]
     assert [p.kind for p in trace.probes] == ["activation"] * 4 + ["weight", "collective", "gradient", "gradient"]
-    assert "1 tensors of whole numbers or bools left out" in assumed(trace) and "1 tensors without a statistic left out" in assumed(trace)
+    assert "1 tensors of whole numbers or bools left out" in assumed(trace)
+    assert "1 tensors without a statistic left out" in assumed(trace)
     assert traces_of(sample("dump"))[0].step.tolist() == [0]
 
 
@@ -502,9 +535,12 @@ def test_msprobe_monitor_1_names_the_kind_in_its_file(file, probe, kind, tmp_pat
 def test_msprobe_monitor_2(sample):
     [trace] = traces_of(sample("monitor2"))
     assert trace.step.tolist() == [0, 10]
-    assert table(trace) == {"0.output.0": [1.5, 10], "0.grad_input.0": [2, 2], "all_reduce": [1, 1], "0.weight": [0.5, 0.5], "0.weight.exp_avg": [0.125, 0.125]}
-    assert table(trace, "nonfinite") == {"0.output.0": [0, 0], "0.grad_input.0": [0, 1], "all_reduce": [0, 1], "0.weight": [0, 0], "0.weight.exp_avg": [0, 0]}
-    assert kinds(trace) == {"0.output.0": "activation", "0.grad_input.0": "gradient", "all_reduce": "collective", "0.weight": "weight", "0.weight.exp_avg": "optimizer"}
+    assert table(trace) == {"0.output.0": [1.5, 10], "0.grad_input.0": [2, 2], "all_reduce": [1, 1], "0.weight": [0.5, 0.5],
+                            "0.weight.exp_avg": [0.125, 0.125]}
+    assert table(trace, "nonfinite") == {"0.output.0": [0, 0], "0.grad_input.0": [0, 1], "all_reduce": [0, 1],
+                                         "0.weight": [0, 0], "0.weight.exp_avg": [0, 0]}
+    assert kinds(trace) == {"0.output.0": "activation", "0.grad_input.0": "gradient", "all_reduce": "collective",
+                            "0.weight": "weight", "0.weight.exp_avg": "optimizer"}
     assert "1 non-finite counts cut to 1" in assumed(trace)
 
 
@@ -512,8 +548,10 @@ def test_inc(sample):
     [trace] = traces_of(sample("inc"), format="BF16")
     layer = "model.layers.0"
     assert {name: values[0] for name, values in table(trace).items()} == {
-        f"{layer}.q_proj.input.0": 3.5, f"{layer}.q_proj.weight": 0.5, f"{layer}.q_proj.output.0": 700, f"{layer}.matmul_qk.input.0": 3,
-        f"{layer}.matmul_qk.input.1": 4, f"{layer}.matmul_qk.output.0": 0, f"{layer}.gate.input.0": 1, f"{layer}.gate.output.0": 2}
+        f"{layer}.q_proj.input.0": 3.5, f"{layer}.q_proj.weight": 0.5, f"{layer}.q_proj.output.0": 700,
+        f"{layer}.matmul_qk.input.0": 3, f"{layer}.matmul_qk.input.1": 4, f"{layer}.matmul_qk.output.0": 0,
+                                                                          f"{layer}.gate.input.0": 1,
+        f"{layer}.gate.output.0": 2}
     assert trace.first_bad_op == f"{layer}.matmul_qk.output.0" and trace.manifest["NumSamples"] == 3
     assert kinds(trace)[f"{layer}.q_proj.weight"] == "weight" and "1 tensors are measured per channel" in assumed(trace)
 
@@ -521,7 +559,9 @@ def test_inc(sample):
 def test_megatron(sample):
     [trace] = traces_of(sample("megatron"))
     assert trace.step.tolist() == [10, 20, 30] and trace.framework == "Megatron"
-    assert trace.loss.tolist() == f32(7.4, 6.5, 6.5) and trace.loss_scale.tolist() == [1024, 512, 256] and trace.lr.tolist() == f32(1e-4, 2e-4, 3e-4)
+    assert trace.loss.tolist() == f32(7.4, 6.5, 6.5)
+    assert trace.loss_scale.tolist() == [1024, 512, 256]
+    assert trace.lr.tolist() == f32(1e-4, 2e-4, 3e-4)
     assert column(trace, "grad_norm") == [1.5, 2.5, 2.5] and column(trace, "grad_norm", "nonfinite") == [0, 0, 1]
     assert column(trace, "gradients", "nonfinite") == [0, 1, 1] and trace.grad_norm.tolist() == [1.5, 2.5, math.inf]
 
@@ -536,7 +576,9 @@ def test_deepspeed(sample):
 def test_fairseq(sample):
     [trace] = traces_of(sample("fairseq"))
     assert trace.step.tolist() == [400, 401, 500] and column(trace, "gradients", "nonfinite") == [0, 1, 0]
-    assert trace.loss.tolist() == f32(3.147, 3.147, 3.25) and trace.grad_norm.tolist() == f32(0.489, 0.489, 0.5) and trace.loss_scale.tolist() == [128, 128, 64]
+    assert trace.loss.tolist() == f32(3.147, 3.147, 3.25)
+    assert trace.grad_norm.tolist() == f32(0.489, 0.489, 0.5)
+    assert trace.loss_scale.tolist() == [128, 128, 64]
 
 
 def test_gnmt(sample):
@@ -565,7 +607,8 @@ def test_events_between_two_runs_go_with_the_scale_they_continue(tmp_path):
 def test_long_table(sample):
     [trace] = traces_of(sample("long"))
     assert trace.step.tolist() == [7, 8] and table(trace) == {"l0.out": [2.5, 2.5], "l0.in": [3, 6]}
-    assert table(trace, "nonfinite") == {"l0.out": [0, 2], "l0.in": [0, 1]} and [(p.format, p.shape) for p in trace.probes] == [("FP16", (2, 2)), ("FP16", ())]
+    assert table(trace, "nonfinite") == {"l0.out": [0, 2], "l0.in": [0, 1]}
+    assert [(p.format, p.shape) for p in trace.probes] == [("FP16", (2, 2)), ("FP16", ())]
     assert "1 rows repeat a probe in its step" in assumed(trace)
 
 
@@ -576,35 +619,45 @@ def test_wide_table(sample):
 
 def test_layers_table(sample):
     [trace] = traces_of(sample("layers"))
-    assert table(trace) == {"layer0.gate": [1.5], "layer0.up": [2], "layer31.gate": [0], "layer31.up": [3]} and trace.first_bad_op == "layer31.gate"
+    assert table(trace) == {"layer0.gate": [1.5], "layer0.up": [2], "layer31.gate": [0], "layer31.up": [3]}
+    assert trace.first_bad_op == "layer31.gate"
 
 
 def test_jsonl(sample):
     [trace] = traces_of(sample("jsonl"))
-    assert trace.step.tolist() == [1, 2] and trace.loss[0] == 2.5 and math.isnan(trace.loss[1]) and trace.lr.tolist() == f32(1e-3, 2e-3)
-    assert table(trace) == {"l0.out": [4, 4], "loss": [2.5, 2.5], "grad_norm": [0.5, 0.5]} and table(trace, "nonfinite")["l0.out"] == [0, 1]
+    assert trace.step.tolist() == [1, 2]
+    assert trace.loss[0] == 2.5
+    assert math.isnan(trace.loss[1])
+    assert trace.lr.tolist() == f32(1e-3, 2e-3)
+    assert table(trace) == {"l0.out": [4, 4], "loss": [2.5, 2.5], "grad_norm": [0.5, 0.5]}
+    assert table(trace, "nonfinite")["l0.out"] == [0, 1]
     assert "columns left out: eval/loss" in assumed(trace)
 
 
 def test_trainer_state(sample):
     [trace] = traces_of(sample("trainer"))
-    assert trace.step.tolist() == [10, 20] and trace.loss.tolist() == [2.5, 0] and column(trace, "grad_norm", "nonfinite") == [0, 1]
+    assert trace.step.tolist() == [10, 20]
+    assert trace.loss.tolist() == [2.5, 0]
+    assert column(trace, "grad_norm", "nonfinite") == [0, 1]
 
 
 def test_tensorboard(sample):
     [trace] = traces_of(sample("tensorboard"))
-    assert trace.step.tolist() == [0, 1, 2] and trace.loss.tolist() == f32(2, 1, 2 / 3) and trace.grad_norm.tolist() == [0.5, 0.5, math.inf]
-    assert table(trace) == {"fc1_activation": [50, 50, 100], "fc1/weight": [2, 3, 6], "loss": f32(2, 1, 2 / 3), "grad_norm": [0.5] * 3}
+    assert trace.step.tolist() == [0, 1, 2]
+    assert trace.loss.tolist() == f32(2, 1, 2 / 3)
+    assert trace.grad_norm.tolist() == [0.5, 0.5, math.inf]
+    assert table(trace) == {"fc1_activation": [50, 50, 100], "fc1/weight": [2, 3, 6], "loss": f32(2, 1, 2 / 3),
+                            "grad_norm": [0.5] * 3}
     assert column(trace, "grad_norm", "nonfinite") == [0, 0, 1] and "tags left out: eval/loss, throughput" in assumed(trace)
     assert {p.name: p.shape for p in trace.probes}["fc1/weight"] == (3,) and kinds(trace)["fc1/weight"] == "weight"
     [weight] = traces_of(sample("tensorboard"), match="weight")
-    assert column(weight, "fc1/weight", "mean") == f32(1, 0, -1) and column(weight, "fc1/weight", "var") == f32(2 / 3, 14 / 3, 38 / 3)
+    assert column(weight, "fc1/weight", "mean") == f32(1, 0, -1)
+    assert column(weight, "fc1/weight", "var") == f32(2 / 3, 14 / 3, 38 / 3)
 
 
 def test_tensorboard_in_the_tensor_form(tmp_path):
     """TensorFlow 2 writes scalars and histograms as tensors; TensorBoard's own conversion makes them of the old form."""
     from tensorboard import data_compat
-    from tensorboard.compat.proto import event_pb2
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
     events(tmp_path / "old")
     old = tmp_path / "old"
@@ -616,7 +669,9 @@ def test_tensorboard_in_the_tensor_form(tmp_path):
     writer.close()
     [trace] = traces_of(next((tmp_path / "new").iterdir()))
     [want] = traces_of(next(old.iterdir()))
-    assert table(trace) == table(want) and trace.step.tolist() == want.step.tolist() and [p.shape for p in trace.probes] == [p.shape for p in want.probes]
+    assert table(trace) == table(want)
+    assert trace.step.tolist() == want.step.tolist()
+    assert [p.shape for p in trace.probes] == [p.shape for p in want.probes]
 
 
 def test_npz(sample):
@@ -624,8 +679,11 @@ def test_npz(sample):
     assert trace.step.tolist() == [4, 9] and trace.loss.tolist() == [2.5, 1.5] and trace.loss_scale.tolist() == [1024, 512]
     assert table(trace) == {"l0.out": [70, 65504], "bf": [2, 4], "l1.out": [1.5, 1.5], "l2": [3, 2]}
     assert table(trace, "nonfinite") == {"l0.out": [1, 1], "bf": [0, 0], "l1.out": [0, 1], "l2": [0, 0]}
-    assert {p.name: (p.format, p.shape) for p in trace.probes} == {"l0.out": ("FP16", (4,)), "bf": ("BF16", (2,)), "l1.out": ("FP32", ()), "l2": ("FP32", ())}
-    assert trace.raw["l0.out"].tobytes() == ELEMENTS.tobytes() and trace.raw_step.tolist() == [4, 9] and set(trace.raw) == {"l0.out", "bf"}
+    assert {p.name: (p.format, p.shape) for p in trace.probes} == {"l0.out": ("FP16", (4,)), "bf": ("BF16", (2,)),
+                                                                   "l1.out": ("FP32", ()), "l2": ("FP32", ())}
+    assert trace.raw["l0.out"].tobytes() == ELEMENTS.tobytes()
+    assert trace.raw_step.tolist() == [4, 9]
+    assert set(trace.raw) == {"l0.out", "bf"}
     assert "name_of_run" in assumed(trace) and "raw elements of 2 of 4 probes" in assumed(trace)
     assert traces_of(sample("npz"))[0].raw == {}
 
@@ -633,24 +691,27 @@ def test_npz(sample):
 def test_npz_of_one_step(tmp_path):
     np.savez(tmp_path / "step3.npz", a=np.float16([[1, -2]]), b=np.float64([1e39, 4]))
     [trace] = traces_of(tmp_path / "step3.npz")
-    assert trace.step.tolist() == [3] and table(trace) == {"a": [2], "b": [4]} and table(trace, "nonfinite") == {"a": [0], "b": [1]}
+    assert trace.step.tolist() == [3]
+    assert table(trace) == {"a": [2], "b": [4]}
+    assert table(trace, "nonfinite") == {"a": [0], "b": [1]}
     assert "float64 elements rounded to FP32" in assumed(trace) and trace.zero.tolist() == [[0, 0]]
 
 
 def test_npz_matrices(sample):
     [trace] = traces_of(sample("matrices"))
     assert table(trace) == {"a": [1, 3], "b.grad": [2, 4]} and table(trace, "nonfinite") == {"a": [0, 0], "b.grad": [0, 1]}
-    assert [(p.kind, p.format) for p in trace.probes] == [("activation", "FP16"), ("gradient", "BF16")] and trace.lr.tolist() == [0.5, 0.25]
+    assert [(p.kind, p.format) for p in trace.probes] == [("activation", "FP16"), ("gradient", "BF16")]
+    assert trace.lr.tolist() == [0.5, 0.25]
 
 
 @pytest.mark.parametrize("arrays, error", [
-    (dict(NPZ, extra=np.float32([1, 2, 3])), '"extra": has shape [3] instead of [2, ...], as "step" has 2 steps'),
+    (dict(NPZ, extra=np.float32([1, 2, 3])), '"extra": has shape [3], but "step" has 2 steps'),
     (dict(step=np.float32([1.5]), a=np.float32([1])), '"step": is not a list of whole numbers'),
     (dict(a=np.array([{}])), '"a": holds pickled objects, which are not read'),
     (dict(MATRICES, probe=np.array(["a"])), "probe: is not a list of 2 names"),
     (dict(MATRICES, probe=np.array(["a", "a"])), "probe: names two probes alike"),
     (dict(MATRICES, format=np.array(["FP16", "INT8"])), "format: is not a list of 2 formats"),
-    (dict(MATRICES, nonfinite=np.zeros((2, 3))), "nonfinite: has shape [2, 3] instead of [2, 2]"),
+    (dict(MATRICES, nonfinite=np.zeros((2, 3))), "nonfinite: is not 2 x 2 numbers, but [2, 3]"),
     (dict(MATRICES, step=np.array([1, 2, 3])), "step: has 3 steps, max_abs 2"),
     (dict(a=np.zeros(3, np.int32)), "holds no statistic of a tensor"),
     (dict(a=np.array([1], ml_dtypes.float8_e4m3fn)), '"a": is of an 8-bit type whose name NumPy does not store'),
@@ -663,19 +724,24 @@ def test_npz_errors(arrays, error, tmp_path):
 
 def test_inc_npz_is_not_unpickled(tmp_path):
     np.savez(tmp_path / "inc_output_hooks_maxabs_0_1.npz", {"Mode": "DynamicRange", "Nodes": {}})
-    assert "for a measurement of Neural Compressor give the .json beside it" in fault_of(tmp_path / "inc_output_hooks_maxabs_0_1.npz")
+    fault = fault_of(tmp_path / "inc_output_hooks_maxabs_0_1.npz")
+    assert "for a measurement of Neural Compressor give the .json beside it" in fault
 
 
 def test_safetensors(sample):
     [trace] = traces_of(sample("safetensors"), raw=True)
-    assert table(trace) == {"wide": [2], "fc.weight.grad": [3], "fc.weight": [5]} or table(trace) == {"fc.weight": [5], "fc.weight.grad": [3], "wide": [2]}
+    assert table(trace) == {"fc.weight": [5], "fc.weight.grad": [3], "wide": [2]}
     assert {p.name: (p.kind, p.format, p.shape) for p in trace.probes} == {
         "fc.weight": ("weight", "FP16", (1, 2)), "fc.weight.grad": ("gradient", "FP32", (3,)), "wide": ("weight", "FP32", (2,))}
-    assert column(trace, "fc.weight.grad", "nonfinite") == [1] and column(trace, "wide", "nonfinite") == [1] and column(trace, "fc.weight.grad", "zero") == [1]
+    assert column(trace, "fc.weight.grad", "nonfinite") == [1]
+    assert column(trace, "wide", "nonfinite") == [1]
+    assert column(trace, "fc.weight.grad", "zero") == [1]
     assert trace.raw["fc.weight"].tolist() == [[1, -5]] and "1 tensors of other types" in assumed(trace)
 
 
-@pytest.mark.parametrize("dtype, format", [(torch.bfloat16, "BF16"), (torch.float8_e4m3fn, "E4M3"), (torch.float8_e5m2, "E5M2"), (torch.float16, "FP16")])
+@pytest.mark.parametrize("dtype, format",
+                         [(torch.bfloat16, "BF16"), (torch.float8_e4m3fn, "E4M3"), (torch.float8_e5m2, "E5M2"),
+                          (torch.float16, "FP16")])
 def test_safetensors_of_every_format(dtype, format, tmp_path):
     from safetensors.torch import save_file
     save_file({"a": torch.tensor([1.0, -8.0, 0.5]).to(dtype)}, tmp_path / "a.safetensors", metadata={"step": "77"})

@@ -11,6 +11,9 @@ from opd.importers import arrays, hf_debug, inc, msprobe, nvdlfw, table, tensorb
 from opd.importers.run import Imported, ImportedRun, Options, build, join
 from opd.importers.source import ImportFault, Source
 
+__all__ = ["IMPORTERS", "Imported", "ImportedRun", "ImportFault", "Options", "Source", "detect", "import_file", "import_joined",
+           "read"]
+
 IMPORTERS = {importer.NAME: importer for importer in (
     hf_debug, nvdlfw, msprobe.Dump, msprobe.Monitor, inc, training_log, tensorboard, table.Csv, table.Jsonl, arrays.Npz,
     arrays.Safetensors)}
@@ -38,7 +41,8 @@ def read(path: str | os.PathLike, importer: str | None = None) -> tuple[str, Sou
     return name, source, run
 
 
-def import_file(path: str | os.PathLike, importer: str | None = None, options: Options = Options()) -> tuple[str, list[Imported]]:
+def import_file(path: str | os.PathLike, importer: str | None = None,
+                options: Options = Options()) -> tuple[str, list[Imported]]:
     """The traces of a file and the importer's name; nothing is written. Raises ImportFault and opd.trace.TraceError."""
     name, source, run = read(path, importer)
     return name, build(run, [source], name, options)
@@ -51,5 +55,5 @@ def import_joined(paths: list[str | os.PathLike], importer: str | None = None,
     for name, source, _ in found:
         if name != found[0][0]:
             source.fail(None, f"is {name}, but {found[0][1].path} is {found[0][0]}", "join files of one format")
-    return found[0][0], build(join([(source, run) for _, source, run in found], options.restarts), [source for _, source, _ in found],
-                              found[0][0], options)
+    run = join([(source, run) for _, source, run in found], options.restarts)
+    return found[0][0], build(run, [source for _, source, _ in found], found[0][0], options)

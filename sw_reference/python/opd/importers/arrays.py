@@ -25,7 +25,7 @@ import numpy as np
 import safetensors
 
 from opd.importers.names import SCALAR_OF, STEPS, format_of, key, kind_of, split_statistic
-from opd.importers.run import ImportedRun, Step, elements_stat, stat_of
+from opd.importers.run import ImportedRun, Step, elements_stat, listed, stat_of
 from opd.importers.source import COPY_AGAIN, ImportFault, Source
 from opd.trace import FORMATS, SERIES
 from opd.trace import _quoted as quoted
@@ -94,7 +94,8 @@ class Safetensors:
                 skipped += 1
                 continue
             shape = tuple(tensor["shape"])
-            _add(run, step, name, kind_of(name) if kind_of(name) != "activation" else "weight", elements, format, shape)
+            kind = kind_of(name)
+            _add(run, step, name, "weight" if kind == "activation" else kind, elements, format, shape)
         if not step.stats:
             source.fail(None, "holds no tensor of a format that a trace has", f"give tensors of type {', '.join(types)}")
         if skipped:
@@ -169,7 +170,7 @@ def _read_arrays(source: Source, arrays: dict[str, np.ndarray], run: ImportedRun
         if name == step_name:
             continue
         if rows is not None and (array.ndim == 0 or len(array) != len(rows)):
-            source.fail(quoted(name), f"has shape {list(array.shape)} instead of [{len(rows)}, ...], as {quoted(step_name)} has {len(rows)} steps",
+            source.fail(quoted(name), f"has shape {list(array.shape)}, but {quoted(step_name)} has {len(rows)} steps",
                         "give one row a step")
         found = _elements(source, name, array)
         if array.size == 0 or found is None and not (rows is not None and array.ndim == 1 and array.dtype.kind in "iu"):
@@ -191,7 +192,7 @@ def _read_arrays(source: Source, arrays: dict[str, np.ndarray], run: ImportedRun
             stat.max_abs = None if stat.max_abs is None else abs(stat.max_abs)
             step.stats[probe] = stat
     if skipped:
-        run.assumptions.append(f"arrays of other types left out: {', '.join(skipped[:8])}" + (", ..." if len(skipped) > 8 else ""))
+        run.assumptions.append(f"arrays of other types left out: {listed(skipped)}")
 
 
 def _steps(source: Source, name: str, array: np.ndarray) -> list[int]:
@@ -228,7 +229,8 @@ def _read_matrices(source: Source, arrays: dict[str, np.ndarray], run: ImportedR
     members = [m for m in ("max_abs", "nonfinite", "min_abs", "mean", "var") if m in arrays]
     for member in members:
         if arrays[member].shape != (S, P) or arrays[member].dtype.kind not in "fiu":
-            source.fail(member, f"has shape {list(arrays[member].shape)} instead of [{S}, {P}], or is not numbers", "give one value a step and probe")
+            source.fail(member, f"is not {S} x {P} numbers, but {list(arrays[member].shape)} of type {arrays[member].dtype}",
+                        "give one value a step and probe")
     for p, name in enumerate(names):
         run.probe(name, kind_of(name), None if formats is None else format_of(str(formats[p])))
         for s, step in enumerate(run.steps):

@@ -27,16 +27,20 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="formats:\n" + "\n".join(f"  {name:16} {importer.WHAT}" for name, importer in IMPORTERS.items()))
     parser.add_argument("files", nargs="+", metavar="FILE", help="telemetry; .gz is read too")
-    parser.add_argument("--out", default=".", metavar="DIR|FILE", help="folder for NAME.safetensors, or the file of a single trace (default: here)")
-    parser.add_argument("--from", dest="importer", choices=IMPORTERS, metavar="FORMAT", help="read as this format instead of detecting it")
+    parser.add_argument("--out", default=".", metavar="DIR|FILE",
+                        help="folder for NAME.safetensors, or the file of a single trace (default: here)")
+    parser.add_argument("--from", dest="importer", choices=IMPORTERS, metavar="FORMAT",
+                        help="read as this format instead of detecting it")
     parser.add_argument("--format", choices=FORMATS, help="element format where the source does not tell it (default FP32)")
     parser.add_argument("--kind", choices=KINDS, help="kind of every probe (default: by its name)")
-    parser.add_argument("--label", choices=LABELS, help="label of the traces (default: sudden when something is non-finite, else healthy)")
+    parser.add_argument("--label", choices=LABELS,
+                        help="label of the traces (default: sudden when something is non-finite, else healthy)")
     parser.add_argument("--name", help="name of the trace (default: that of the file)")
     parser.add_argument("--match", metavar="REGEX", help="only probes whose name it finds")
     parser.add_argument("--restarts", choices=("split", "last"), default="split",
                         help="where steps go back: a trace for each stretch (default), or the last of every step")
-    parser.add_argument("--join", action="store_true", help="the files are of one run: one trace with the steps and probes of all of them")
+    parser.add_argument("--join", action="store_true",
+                        help="the files are of one run: one trace with the steps and probes of all of them")
     parser.add_argument("--raw", action="store_true", help="keep the elements where the source has them")
     arguments = parser.parse_args(argv)
     try:
@@ -54,9 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     targets = iter(targets)
     for file, name, traces in found:
         for imported in traces:
-            print(summary(file, name, imported, next(targets)[0]))
+            _print(summary(file, name, imported, next(targets)[0]))
         for text in traces[0].of_source:
-            print(f"  assumed for the file: {text}")
+            _print(f"  assumed for the file: {text}")
     return 0
 
 
@@ -74,16 +78,23 @@ def summary(file: str, importer: str, imported: Imported, target: Path) -> str:
     return "\n".join([line, *(f"  assumed: {text}" for text in imported.of_trace)])
 
 
+def _print(text: str) -> None:
+    """Names come from the file: nothing of them reaches the terminal as a control sequence."""
+    print("".join(c if c.isprintable() or c == "\n" else "?" for c in text))
+
+
 def _options(arguments) -> Options:
     if arguments.name is not None and arguments.name != short_name(arguments.name):
-        raise ImportFault("--name", None, f"{arguments.name!r} is not a short name", "use letters, digits, '_', '.' and '-' only")
+        raise ImportFault("--name", None, f"{arguments.name!r} is not a short name",
+                          "use letters, digits, '_', '.' and '-' only")
     if arguments.name is not None and len(arguments.files) > 1 and not arguments.join:
         raise ImportFault("--name", None, f"one name for {len(arguments.files)} files", "import them one by one")
     try:
         re.compile(arguments.match or "")
     except re.error as error:
         raise ImportFault("--match", None, f"{arguments.match!r} is not a regular expression ({error})", "correct it") from None
-    return Options(arguments.name, arguments.label, arguments.format, arguments.kind, arguments.restarts, arguments.match, arguments.raw)
+    return Options(arguments.name, arguments.label, arguments.format, arguments.kind, arguments.restarts, arguments.match,
+                   arguments.raw)
 
 
 def _targets(arguments, traces: list[Imported]) -> list[tuple[Path, Imported]]:

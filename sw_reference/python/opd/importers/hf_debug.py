@@ -102,7 +102,8 @@ class _Report:
     def finish(self) -> None:
         """Ends the report that is open: one step for each of its batches."""
         if self.detected is not None and self.announced is not None and not self.elided and len(self.frames) < self.announced:
-            self.source.fail(self.last, f"the report announces {self.announced} frames and ends after {len(self.frames)}", COPY_AGAIN)
+            self.source.fail(self.last, f"the report announces {self.announced} frames and ends after {len(self.frames)}",
+                             COPY_AGAIN)
         step = None
         for batch, number, module, tensors in self.frames:
             batch = batch if batch is not None else self.detected if self.detected is not None else 0

@@ -134,7 +134,8 @@ class Monitor:
     @staticmethod
     def read(source: Source) -> ImportedRun:
         """The file. Raises ImportFault with the line."""
-        run = ImportedRun(framework="msprobe monitor", assumptions=["msprobe counts NaN elements, not Inf: an Inf is one of them"])
+        run = ImportedRun(framework="msprobe monitor",
+                          assumptions=["msprobe counts NaN elements, not Inf: an Inf is one of them"])
         lines = source.lines()
         header = csv_cells(source, *next(lines))
         name_column = "name" if "name" in header else "module_name"

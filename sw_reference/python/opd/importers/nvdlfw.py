@@ -30,7 +30,7 @@ _LINE = re.compile(r"(?:.*? - )?INFO - (\S.*?)\s+iteration=(\d+)\s+value=(\S+)$"
 _FOREIGN = re.compile(r"(?:.*? - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?!.*iteration=)")
 # FP8 statistics: recipe in front, e.g. fp8_delayed_scaling_overflows%. They are about the quantised copy of the tensor.
 _QUANTISED = re.compile(r"_(?:fp8|mxfp8|nvfp4|fp4)\w*_(?:underflows|overflows|scale_inv|mse|total)\S*$")
-_OTHER = re.compile(r"_(?:sum|l[12]_norm(?:_square)?|dynamic_range(?:_top|_bottom)?|max_blockwise_dynamic_range\S*|underflows\S*|overflows\S*)$")
+_OTHER = re.compile(r"_(?:sum|l[12]_norm(?:_square)?|(?:max_blockwise_)?dynamic_range\S*|underflows\S*|overflows\S*)$")
 
 
 def sniff(source: Source) -> int:

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from opd.importers.names import kind_of
 from opd.importers.source import Source
 from opd.trace import FORMATS, MAX_PROBES, SERIES, Probe, Trace, TraceWriter, element_statistics
 
 MAX_SEGMENTS = 256   # more restarts than that is a file whose steps have no order
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 OPTIONAL = ("min_abs", "mean", "var", "saturated", "subnormal", "zero")
 
 
@@ -48,7 +46,7 @@ class Stat:
     def merge(self, other: Stat) -> None:
         """Another call of the same probe in the same step: the larger magnitude, the sum of the counts; a mean or variance of
         several calls is not known. A NaN on either side stays."""
-        self.max_abs = _either(self.max_abs, other.max_abs, lambda a, b: a if math.isnan(a) else b if math.isnan(b) else max(a, b))
+        self.max_abs = _either(self.max_abs, other.max_abs, lambda a, b: math.nan if math.isnan(a + b) else max(a, b))
         self.min_abs = _either(self.min_abs, other.min_abs, min)
         for count in ("nonfinite", "saturated", "subnormal", "zero"):
             setattr(self, count, _either(getattr(self, count), getattr(other, count), lambda a, b: a + b))
@@ -131,6 +129,11 @@ def stat_of(fields: dict[str, float], line: int | None) -> Stat:
                 zero=None if zero is None or not zero.is_integer() else int(zero))
 
 
+def listed(names: list[str], most: int = 8) -> str:
+    """The first names and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def short_name(text: str) -> str:
     """A trace's name made of any text."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.") or "imported"
@@ -144,14 +147,16 @@ def join(runs: list[tuple[Source, ImportedRun]], restarts: str) -> ImportedRun:
     for source, run in runs:
         segments, _ = _segments(run, restarts)
         if len(segments) > 1:
-            source.fail(segments[1][0].line, f"the steps go back to {segments[1][0].step}", "import it alone, or with --restarts last")
+            source.fail(segments[1][0].line, f"the steps go back to {segments[1][0].step}",
+                        "import it alone, or with --restarts last")
         joined.assumptions += [text for text in run.assumptions if text not in joined.assumptions]
         for name, probe in run.probes.items():
             joined.probe(name, probe.kind, probe.format, probe.shape)
         for step in segments[0] if segments else []:
             known = steps.setdefault(step.step, Step(step.step, step.line, source=source))
             if twice := known.stats.keys() & step.stats.keys() or known.series.keys() & step.series.keys():
-                source.fail(step.line, f"step {step.step} of {min(twice)} is in {known.source.path} too", "join files that differ in steps or probes")
+                source.fail(step.line, f"step {step.step} of {min(twice)} is in {known.source.path} too",
+                            "join files that differ in steps or probes")
             known.stats.update(step.stats)
             known.series.update(step.series)
     joined.steps = [steps[number] for number in sorted(steps)]
@@ -178,8 +183,9 @@ def build(run: ImportedRun, sources: list[Source], importer: str, options: Optio
             assumptions.append(f"the steps go back {_times(restarts)}: the last of every step is kept")
         label = options.label
         if label is None:
-            label = "sudden" if builder.anything_nonfinite() else "healthy"
-            assumptions.append(f"label {label}: " + ("something went non-finite" if label == "sudden" else "nothing went non-finite"))
+            is_bad = builder.anything_nonfinite()
+            label = "sudden" if is_bad else "healthy"
+            assumptions.append(f"label {label}: {'something' if is_bad else 'nothing'} went non-finite")
         manifest = {"importer": importer, "assumptions": {"source": run.assumptions, "trace": assumptions}, **run.details,
                     "sources": [{"file": os.path.basename(source.path), "sha256": source.sha256} for source in sources]}
         writer = TraceWriter(name if len(segments) == 1 else f"{name}.{number}", label, builder.trace_probes, model=run.model,
@@ -209,7 +215,8 @@ def _matching(run: ImportedRun, source: Source, pattern: str) -> ImportedRun:
         source.fail(None, f"none of its {len(run.probes)} probes matches {pattern!r}", "give another pattern")
     steps = [replace(step, stats={name: stat for name, stat in step.stats.items() if name in probes}) for step in run.steps]
     dropped = len(run.probes) - len(probes)
-    return replace(run, probes=probes, steps=steps, assumptions=[*run.assumptions, f"{dropped} probes left out by the pattern {pattern}"])
+    return replace(run, probes=probes, steps=steps,
+                   assumptions=[*run.assumptions, f"{dropped} probes left out by the pattern {pattern}"])
 
 
 def _segments(run: ImportedRun, restarts: str) -> tuple[list[list[Step]], int]:
@@ -242,11 +249,14 @@ class _Builder:
         used = {name for step in steps for name, stat in step.stats.items()}
         self.names = [name for name in run.probes if name in used]
         if not self.names:
-            steps[0].source.fail(steps[0].line, "holds no statistic of a tensor, loss, gradient norm or loss scale", "give a file that has one")
+            steps[0].source.fail(steps[0].line, "holds no statistic of a tensor, loss, gradient norm or loss scale",
+                                 "give a file that has one")
         if len(self.names) > MAX_PROBES:
-            steps[0].source.fail(None, f"{len(self.names)} probes, more than the {MAX_PROBES} op ids", "choose some with --match")
+            steps[0].source.fail(None, f"{len(self.names)} probes, more than the {MAX_PROBES} op ids",
+                                 "choose some with --match")
         probes = [run.probes[name] for name in self.names]
-        self.trace_probes = [Probe(name, options.kind or probe.kind, probe.format or options.format or "FP32", probe.shape or ())
+        self.trace_probes = [Probe(name, options.kind or probe.kind, probe.format or options.format or "FP32",
+                                   probe.shape or ())
                              for name, probe in zip(self.names, probes)]
         self._tell_guesses(probes)
 
@@ -309,28 +319,31 @@ class _Builder:
         having = Counter(name for step in self.steps for name, stat in step.stats.items() if stat.elements is not None)
         kept = {name for name in self.names if having[name] == len(self.steps)}
         if len(kept) < len(self.names):
-            self.assumptions.append(f"raw elements of {len(self.names) - len(kept)} of {len(self.names)} probes not in the source at every step")
+            missing = f"{len(self.names) - len(kept)} of {len(self.names)}"
+            self.assumptions.append(f"raw elements of {missing} probes not in the source at every step")
         return kept
 
     def _tell_rules(self, held_series: Counter) -> None:
-        cells_total = len(self.steps) * len(self.names)
-        if self._held:
-            self.assumptions.append(f"{self._held} of {cells_total} values of max_abs not in the source: the last one before is "
-                                    "repeated (the first one after, at the start; 0 where there is none)")
-        if self._clamped:
-            self.assumptions.append(f"{self._clamped} magnitudes above the largest finite value by no more than their rounding: that value")
-        if self._became_infinite:
-            self.assumptions.append(f"{self._became_infinite} magnitudes that the probe's format rounds to Inf: one non-finite element each")
-        if self._cut_counts:
-            self.assumptions.append(f"{self._cut_counts} non-finite counts cut to 1: the element count is not in the source")
+        def tell(count: int, text: str) -> None:
+            if count:
+                self.assumptions.append(f"{count} {text}")
+
+        cells = len(self.steps) * len(self.names)
+        tell(self._held,
+             f"of {cells} values of max_abs not in the source: the last one before is repeated (the first one after, at "
+                         "the start; 0 where there is none)")
+        tell(self._clamped, "magnitudes above the largest finite value by no more than their rounding: that value")
+        tell(self._became_infinite, "magnitudes that the probe's format rounds to Inf: one non-finite element each")
+        tell(self._cut_counts, "non-finite counts cut to 1: the element count is not in the source")
         for name, count in held_series.items():
-            self.assumptions.append(f"{name} at {count} of {len(self.steps)} steps not in the source: the last one before is repeated")
+            tell(count, f"of {len(self.steps)} values of {name} not in the source: the last one before is repeated")
 
     def _optional_members(self) -> list[str]:
         """Statistics that every probe has somewhere: a trace holds them for all probes or not at all."""
         members, dropped = [], []
         for member in OPTIONAL:
-            having = {name for step in self.steps for name, stat in step.stats.items() if _finite(getattr(stat, member)) is not None}
+            having = {name for step in self.steps for name, stat in step.stats.items()
+                      if _finite(getattr(stat, member)) is not None}
             if having >= set(self.names):
                 members.append(member)
             elif having:

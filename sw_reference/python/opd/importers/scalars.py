@@ -44,7 +44,8 @@ def read_rows(rows: list[Row], run: ImportedRun) -> list[Step]:
     step, taken = None, []
     for row in rows:
         # A row of the step before it completes that step, unless both tell the same number: then the run began again.
-        if step is None or row.step != step.step or not row.overflow and step.series.keys() & row.values.keys() - {"loss_scale"}:
+        tells_twice = step is not None and not row.overflow and step.series.keys() & row.values.keys() - {"loss_scale"}
+        if step is None or row.step != step.step or tells_twice:
             scale = None if step is not None and row.step <= step.step else scale
             step = Step(row.step, row.line)
             run.steps.append(step)
@@ -91,7 +92,7 @@ def _add(step: Step, row: Row, scale: float | None, overflow: bool) -> None:
 
 
 def _unfold_epochs(rows: list[Row], run: ImportedRun) -> None:
-    """Steps that start again at each epoch are counted on: the first of an epoch comes one interval after the last before it."""
+    """Steps that start again at each epoch are counted on: the first of an epoch comes one interval after the last before."""
     offset, last = 0, None
     interval = 1
     unfolded = 0

@@ -19,15 +19,17 @@ from collections import Counter
 
 from opd.importers.names import (PROBE_NAMES, PROBE_PARTS, SCALAR_OF, STATISTIC_OF, STEPS, format_of, key, kind_of,
                                  split_statistic)
-from opd.importers.run import ImportedRun, Stat, Step, stat_of
+from opd.importers.run import ImportedRun, Stat, Step, listed, stat_of
 from opd.importers.scalars import Row, read_rows
 from opd.importers.source import COPY_AGAIN, Source, csv_cells
 from opd.trace import KINDS
 from opd.trace import _quoted as quoted
 
 _MISSING = ("", "none", "null", "n/a", "na", "-")
-_COUNTERS = ("seq", "order", "line", "src_line", "index", "epoch", "kind", "event", "type", "unnamed_0", "ranks", "time", "timestamp",
-             "_timestamp", "_runtime", "wall_time", "date")
+# Columns that are neither a probe nor worth a word when they are not read.
+_COUNTERS = ("seq", "order", "line", "src_line", "index", "unnamed_0", "epoch", "kind", "event", "type", "ranks", "time",
+             "date",
+             "timestamp", "_timestamp", "_runtime", "wall_time")
 _OVERFLOW = ("overflow", "skip", "skipped")
 
 
@@ -46,23 +48,21 @@ class Csv:
     def read(source: Source) -> ImportedRun:
         """The table. Raises ImportFault with the line."""
         first = next((n for n, line in source.lines() if line.strip()), 1)
-        columns = header = None
-        rows = []
+        header, rows = None, []
         for number, line in source.lines():
             if number < first or not line.strip():
                 continue
             if header is None:
                 delimiter = _delimiter(line)
                 header = [cell.strip() for cell in csv_cells(source, number, line, delimiter)]
-                columns = Counter(header)
-                if doubled := [name for name, count in columns.items() if count > 1]:
+                if doubled := [name for name, count in Counter(header).items() if count > 1]:
                     source.fail(number, f"column {quoted(doubled[0])} stands twice", "name every column once")
                 continue
             cells = csv_cells(source, number, line, delimiter)
             if len(cells) != len(header):
                 source.fail(number, f"{len(cells)} cells instead of {len(header)}", COPY_AGAIN)
             rows.append((number, dict(zip(header, (cell.strip() for cell in cells)))))
-        return _read(source, header, rows, "the header")
+        return _read(source, header, rows, first)
 
 
 class Jsonl:
@@ -94,7 +94,7 @@ class Jsonl:
                     source.fail(number, "is not a JSON object", COPY_AGAIN)
                 rows.append((number, _flat(content)))
         columns = list(dict.fromkeys(column for _, row in rows for column in row))
-        return _read(source, columns, rows, "the objects")
+        return _read(source, columns, rows, rows[0][0] if rows else 1)
 
 
 def _history(source: Source) -> list[tuple[int, dict]]:
@@ -103,14 +103,16 @@ def _history(source: Source) -> list[tuple[int, dict]]:
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
         source.fail(source.line_of("log_history"), "\"log_history\" is not a list of objects", COPY_AGAIN)
     text = source.data.decode("utf-8-sig")
-    at = text.index("[", text.index('"log_history"')) + 1
-    rows, decoder = [], json.JSONDecoder()
-    for _ in history:
-        at = text.index("{", at)
-        row, end = decoder.raw_decode(text, at)
-        rows.append((text.count("\n", 0, at) + 1, row))
-        at = end
-    return rows
+    lines, decoder = [], json.JSONDecoder()
+    try:
+        at = text.index("[", text.index('"log_history"'))
+        for _ in history:
+            at = text.index("{", at)
+            lines.append(text.count("\n", 0, at) + 1)
+            _, at = decoder.raw_decode(text, at)
+    except ValueError:   # the name stands in another text before
+        lines = [source.line_of("log_history")] * len(history)
+    return list(zip(lines, history))
 
 
 def _object(line: bytes) -> dict | None:
@@ -162,7 +164,7 @@ def _is_known(header: list[str]) -> bool:
 
 # --- layouts ---------------------------------------------------------------------------------------------------------------
 
-def _read(source: Source, columns: list[str] | None, rows: list, where: str) -> ImportedRun:
+def _read(source: Source, columns: list[str], rows: list, first_line: int) -> ImportedRun:
     if not rows:
         source.fail(None, "holds no rows", COPY_AGAIN)
     keys = {}
@@ -182,8 +184,8 @@ def _read(source: Source, columns: list[str] | None, rows: list, where: str) -> 
     elif table.step_column() is not None:
         table.read_wide(run)
     else:
-        source.fail(rows[0][0] if where == "the objects" else 1, f"{where}: no column is a step, probe name, layer, loss, gradient norm or loss scale",
-                    "rename the columns as docs/importing.md says")
+        source.fail(first_line, "no column is a step, probe name, layer, loss, gradient norm or loss scale",
+                    "name the columns as docs/importing.md says")
     return run
 
 
@@ -252,7 +254,9 @@ class _Table:
                 merged += 1
             run.probe(name, self._kind(line, row, name), self._format(row), self._shape(line, row, fields))
         if step_column is None:
-            run.assumptions.append("no column is the step: 0" + (f", and on at each of {passes} passes that begin again" if passes else ""))
+            run.assumptions.append("no column is the step: 0")
+        if passes:
+            run.assumptions.append(f"a probe comes again {passes} times: the next step begins there")
         if merged:
             run.assumptions.append(f"{merged} rows repeat a probe in its step: the largest magnitude, the sum of the counts")
 
@@ -270,7 +274,8 @@ class _Table:
                     continue
                 name = f"layer{row[layer_column]}.{column}"
                 if name in step.stats:
-                    self.source.fail(line, f"{layer_column}: {quoted(str(row[layer_column]))} stands twice", "give a column with the step")
+                    self.source.fail(line, f"{layer_column}: {quoted(str(row[layer_column]))} stands twice",
+                                     "give a column with the step")
                 run.probe(name, kind_of(column))
                 step.stats[name] = Stat(line, abs(value))
 
@@ -290,8 +295,9 @@ class _Table:
             found = self._tensor_stats(line, row, tensors)
             if not values and not overflow and not found:
                 continue
-            whole_epoch = self.number(line, epoch, row.get(epoch)) if epoch else None
-            rows.append(Row(line, self.step_of(line, row), None if whole_epoch is None else int(whole_epoch), values, overflow))
+            begun = self.number(line, epoch, row.get(epoch)) if epoch else None
+            begun = int(begun) if begun is not None and math.isfinite(begun) else None
+            rows.append(Row(line, self.step_of(line, row), begun, values, overflow))
             stats.append(found)
         if self.step_column() is None:
             run.assumptions.append("no column is the step: rows are counted from 0")
@@ -311,7 +317,8 @@ class _Table:
         step_column = self.step_column()
         tensors = self._tensor_columns({step_column})
         taken = {column for columns in tensors.values() for column in columns}
-        plain = [c for c in self.columns if c != step_column and c not in taken and key(c) not in _COUNTERS and key(c) not in SCALAR_OF
+        plain = [c for c in self.columns if c != step_column and c not in taken and key(c) not in _COUNTERS
+                 and key(c) not in SCALAR_OF
                  and key(c) not in STEPS]
         for name in [*plain, *tensors]:
             run.probe(name, kind_of(name))
@@ -349,7 +356,7 @@ class _Table:
     def _tell_unused(self, run: ImportedRun, used: set) -> None:
         unused = [column for column in self.columns if column not in used and key(column) not in _COUNTERS]
         if unused:
-            run.assumptions.append(f"columns left out: {', '.join(unused[:8])}" + (f" and {len(unused) - 8} more" if len(unused) > 8 else ""))
+            run.assumptions.append(f"columns left out: {listed(unused)}")
 
     def _kind(self, line: int, row: dict, name: str) -> str:
         column = self.keys.get("kind")

@@ -17,7 +17,7 @@ import tempfile
 import numpy as np
 
 from opd.importers.names import SCALAR_OF, key, kind_of, split_statistic
-from opd.importers.run import ImportedRun, Stat, stat_of
+from opd.importers.run import ImportedRun, Stat, listed, stat_of
 from opd.importers.scalars import Row, read_rows
 from opd.importers.source import COPY_AGAIN, Source
 from opd.trace import _quoted as quoted
@@ -159,10 +159,10 @@ def _build(source: Source, run: ImportedRun, scalars: dict, histograms: dict, ot
                 run.probe(tag, kind_of(tag), None, (count,))
     ordered = sorted(rows.keys() | stats.keys())
     if not ordered:
-        source.fail(None, "holds no scalar or histogram that a trace can hold", "log a loss, a gradient norm or histograms of tensors")
+        source.fail(None, "holds no scalar or histogram that a trace can hold",
+                    "log a loss, a gradient norm or histograms of tensors")
     read = read_rows([rows.get(at) or Row(0, at[1]) for at in ordered], run)
     for at, step in zip(ordered, read):
         step.stats.update(stats.get(at, {}))
     if others:
-        names = sorted(others)
-        run.assumptions.append(f"tags left out: {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if len(names) > 6 else ""))
+        run.assumptions.append(f"tags left out: {listed(sorted(others))}")

@@ -12,8 +12,8 @@ Lines that are known (everything else in a log is other output and is skipped):
                "| WARNING: overflow detected, setting loss scale to: 64.0"; facebookresearch/fairseq v0.6..v0.12,
                fairseq/logging/progress_bar.py, fairseq/trainer.py
     GNMT       "0: TRAIN [0][150/3416] ... Loss/tok 7.79 (8.2) ... LR 6.18e-04" and "0: Skipped batch, new scale: 256.0";
-               mlcommons/training_results_v0.6, NVIDIA gnmt, seq2seq/train/fp_optimizer.py. Every rank prints the latter: of the
-               ranks that a log shows, the lowest is read
+               mlcommons/training_results_v0.6, NVIDIA gnmt, seq2seq/train/fp_optimizer.py. Every rank prints the latter: the
+               first rank to print one is read
     MLPerf     ":::MLLOG {json}" (mlperf_logging/mllog/mllog.py), ":::MLL time key: {json}" (v0.6): values whose key, or key
                inside, is a loss, gradient norm, learning rate or loss scale, at metadata "step", "iteration" or "samples_count"
 """
@@ -36,18 +36,20 @@ _PAIR = re.compile(rf"\|\s*([A-Za-z][A-Za-z -]*?):\s*({_REAL})\s*(?=\||$)")
 _DEEPSPEED = re.compile(rf"OVERFLOW! Rank (-?\d+) Skipping step\. Attempted loss scale: ({_REAL}), "
                         rf"(?:reducing to ({_REAL})(?:\s|$)|but hysteresis is \d+\. Reducing hysteresis to \d)")
 _LOOP = re.compile(rf"(?:^|\s)step:\s*(\d+),?\s+loss:\s*({_REAL})(?=[\s,]|$)")
-_FAIRSEQ = re.compile(r"\| epoch (\d+)(:\s+\d+ / \d+ | \| )")
+_FAIRSEQ = re.compile(r"\| epoch \d+(:\s+\d+ / \d+ | \| )")
+_FAIRSEQ_END = re.compile(rf"wall[= ]{_REAL}\s*$")
 _FAIRSEQ_PAIR = re.compile(rf"(?:^|[\s,|])([a-z_]+)[= ]({_REAL})(?=[\s,|]|$)")
 _FAIRSEQ_OVERFLOW = re.compile(rf"overflow detected, setting loss scale to: ({_REAL})\s*$")
 _GNMT = re.compile(rf"(?:(\d+): )?TRAIN \[(\d+)\]\[(\d+)/\d+\].*?Loss/tok ({_REAL}) .*?LR ({_REAL})")
 _GNMT_SKIP = re.compile(rf"(?:(\d+): )?Skipped batch, new scale: ({_REAL})\s*$")
 _MLLOG = re.compile(r":::MLLOG (.*)$")
 _MLL = re.compile(r":::MLL (\S+) (\S+?): (.*)$")
-# What begins like one of the lines above and does not go on like it: cut off or damaged.
-_BEGUN = re.compile(r"OVERFLOW! Rank |overflow detected, setting|\| epoch \d+[: |]|TRAIN \[\d+\]\[|Skipped batch, new|:::MLL|\biteration\s+\d+\s*/\s*\d+ \||"
-                    r"(?:^|\s)step:\s*\d+,?\s+loss:")
-_KNOWN = re.compile(rb"OVERFLOW! Rank |overflow detected, setting loss scale|\| epoch \d+:? |TRAIN \[\d+\]\[|Skipped batch, new scale|"
-                    rb":::MLL(OG)? |iteration\s+\d+\s*/\s*\d+ \||(?:^|\s)step:\s*\d+,?\s+loss:")
+# How these lines begin. One that begins so and does not go on like one of them is cut off or damaged.
+_BEGINNINGS = (r":::MLL(?:OG)? ", r"OVERFLOW! Rank ", r"overflow detected, setting loss scale", r"\| epoch \d+(?::| \|)",
+               r"\bTRAIN \[\d+\]\[", r"Skipped batch, new scale", r"\biteration\s+\d+\s*/\s*\d+ \|",
+               r"(?:^|\s)step:\s*\d+,?\s+loss:")
+_BEGUN = re.compile("|".join(_BEGINNINGS))
+_KNOWN = re.compile("|".join(_BEGINNINGS).encode(), re.MULTILINE)
 
 
 def sniff(source: Source) -> int:
@@ -67,9 +69,12 @@ def read(source: Source) -> ImportedRun:
         if row is not None:
             rows.append(row)
     if not rows:
-        source.fail(None, "holds no line with a loss, gradient norm or loss scale", "give the log of a training run that prints them")
+        source.fail(None, "holds no line with a loss, gradient norm or loss scale",
+                    "give the log of a training run that prints them")
     read_rows(rows, run)
     run.model, run.framework = reader.model, " ".join(sorted(reader.writers))
+    for counter in sorted(reader.counters & {"samples_count", "epoch_num"}):
+        run.assumptions.append(f"MLPerf lines count by {counter}: that is the step")
     if reader.other_ranks:
         run.assumptions.append(f"{reader.other_ranks} lines of other ranks left out")
     return run
@@ -80,6 +85,7 @@ class _Reader:
         self.source = source
         self.model = ""
         self.writers: set[str] = set()
+        self.counters: set[str] = set()   # metadata that MLPerf lines count by
         self.other_ranks = 0
         self.rank = None   # the first that prints an overflow
         self.updates = None   # num_updates of fairseq's line before
@@ -107,7 +113,7 @@ class _Reader:
         if found := _LOOP.search(line):
             return self._of("training loop", Row(number, int(found[1]), None, {"loss": float(found[2])}))
         if found := _FAIRSEQ.search(line):
-            return self._fairseq(number, line, int(found[1]))
+            return self._fairseq(number, line, is_average=found[1] == " | ")
         if found := _MEGATRON.search(line):
             values = {SCALAR_OF[key(name)]: float(text) for name, text in _PAIR.findall(line) if key(name) in SCALAR_OF}
             if not line.rstrip().endswith("|"):
@@ -125,20 +131,20 @@ class _Reader:
         self.other_ranks += other
         return other
 
-    def _fairseq(self, number: int, line: str, epoch: int) -> Row | None:
+    def _fairseq(self, number: int, line: str, is_average: bool) -> Row | None:
+        if "valid on" in line or "valid_loss" in line:
+            return None
         values, step = {}, None
         for name, text in _FAIRSEQ_PAIR.findall(line):
             if name == "num_updates" and text.isdigit():
                 step = int(text)
             elif key(name) in SCALAR_OF:
                 values[SCALAR_OF[key(name)]] = float(text)
-        if "valid on" in line or "valid_loss" in line:
-            return None
-        if step is None or not re.search(rf"wall[= ]{_REAL}\s*$|train_wall[= ]{_REAL}\s*$", line):
+        if step is None or not _FAIRSEQ_END.search(line):
             self.source.fail(number, "a fairseq line without num_updates, or cut off before wall", COPY_AGAIN)
-        is_average = " | " in line[line.index("| epoch") + 7:] and step == self.updates   # of an epoch that ends with a printed step
+        is_repeated = is_average and step == self.updates   # the average of an epoch whose last step has its own line
         self.updates = step
-        return None if is_average else self._of("fairseq", Row(number, step, None, values))
+        return None if is_repeated else self._of("fairseq", Row(number, step, values=values))
 
     def _mlperf(self, number: int, line: str) -> Row | None:
         self.writers.add("MLPerf")
@@ -160,6 +166,9 @@ class _Reader:
         items = value.items() if isinstance(value, dict) else [(str(name), value)]
         values = {SCALAR_OF[key(k)]: float(v) for k, v in items
                   if key(k) in SCALAR_OF and isinstance(v, (int, float)) and not isinstance(v, bool)}
-        step = next((metadata[k] for k in ("step", "step_num", "iteration", "iteration_num", "samples_count", "epoch_num")
-                     if type(metadata.get(k)) is int), None)
-        return Row(number, step, None, values) if values and step is not None else None
+        counter = next((k for k in ("step", "step_num", "iteration", "iteration_num", "samples_count", "epoch_num")
+                        if type(metadata.get(k)) is int), None)
+        if not values or counter is None:
+            return None
+        self.counters.add(counter)
+        return Row(number, metadata[counter], values=values)
