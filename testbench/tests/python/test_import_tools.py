@@ -53,7 +53,8 @@ except ValueError: pass
 
 def test_msprobe_dump_and_monitor(tmp_path):
     pytest.importorskip("msprobe")
-    config = {"task": "statistics", "dump_path": str(tmp_path / "dump"), "rank": [], "step": [], "level": "mix", "async_dump": False,
+    config = {"task": "statistics", "dump_path": str(tmp_path / "dump"), "rank": [], "step": [], "level": "mix",
+              "async_dump": False,
               "statistics": {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}}
     (tmp_path / "dump.json").write_text(json.dumps(config))
     monitor = {"framework": "pytorch", "output_dir": str(tmp_path / "monitor"), "step_count_per_record": 10,
