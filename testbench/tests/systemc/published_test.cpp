@@ -210,7 +210,7 @@ TEST(SystemcPublishedEngine, MinimumAgeAndVarianceFloor) {
 
 TEST(SystemcPublishedEngine, D2NeedsHalfOfTheLargestValueAndTwoSamples) {
   Config config = by_hand();
-  config.z_threshold = 0x1p24f;  // no Z
+  config.z_threshold = 0x1p15f;  // no Z
   config.weight_z = 0;
   // In units of 2^15 (exponent field 142): 1.0 = 32768 = 0x7800. The floor is 0x7BFF - 0x400 =
   // 0x77FF; D2 when |curve| > 3 / 32768.
@@ -380,7 +380,7 @@ TEST_P(SystemcPublishedOracle, FlagsAndStateOverRandomStreams) {
     }
     if (stream % 50 == 1) config.published_alpha = 1;
     if (stream % 50 == 2) config.published_alpha = 0x1p-126f;
-    if (stream % 50 == 4) config.z_threshold = 0x1p24f;
+    if (stream % 50 == 4) config.z_threshold = 0x1p15f;
     const Format format = tb::kAllFormats[static_cast<std::size_t>(stream % 5)];
     Magnitudes magnitudes(rng, format);
     Oracle oracle;
