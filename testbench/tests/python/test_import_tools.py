@@ -1,7 +1,7 @@
 """opd.importers on what the tools themselves write here and now: each is run on a small model whose numbers are known.
 
-The tools are large and their tests are skipped where they are not installed (python -m pip install transformers mindstudio-probe
-mlperf-logging); test_import_formats.py holds files written as their sources say.
+The tools are large; their tests are skipped where they are not installed (python -m pip install transformers
+mindstudio-probe mlperf-logging neural-compressor-pt). test_import_formats.py holds files written as their sources say.
 """
 import json
 import math
@@ -117,3 +117,27 @@ logger.end(key="run_stop", metadata={"status": "success"})
     [trace] = traces_of(tmp_path / "mlperf.log")
     assert trace.step.tolist() == [10, 20, 30, 40] and trace.loss[:3].tolist() == [3, 1.5, 1] and math.isnan(trace.loss[3])
     assert column(trace, "grad_norm") == [2.5, 5, 7.5, 7.5] and trace.model == "gpt3" and trace.first_bad_op == "loss"
+
+
+def test_neural_compressor_measurement(tmp_path):
+    """Its own code saves the state of its observers; the observers themselves want a Gaudi."""
+    pytest.importorskip("neural_compressor")
+    run_script(tmp_path, """
+import torch
+from types import SimpleNamespace
+from neural_compressor.torch.algorithms.fp8_quant._core.save_measure.save_files import (measure_control_to_state_dict,
+                                                                                         save_measurements_files)
+from neural_compressor.torch.algorithms.fp8_quant._quant_common.quant_config import set_hqt_config
+model = torch.nn.Linear(2, 2)
+set_hqt_config(model, SimpleNamespace(cfg={"global_rank": None, "local_rank": 0}))
+observer = lambda *values: SimpleNamespace(state=torch.tensor([[v] for v in values], dtype=torch.bfloat16))
+modules = {"fc": SimpleNamespace(inputs=[observer(1.5)], outputs=[observer(700.0)], params={"weight": observer(0.25, 0.5)}),
+           "mm": SimpleNamespace(inputs=[observer(3.0), observer(float("inf"))], outputs=None, params={})}
+arrays, lists = measure_control_to_state_dict(modules)
+name = "m_hooks_maxabs_0_1"
+save_measurements_files(model, arrays, lists, ["fc"], name + ".npz", name + ".json", name, "DynamicRange", 3)
+""")
+    [trace] = traces_of(tmp_path / "m_hooks_maxabs_0_1.json")
+    assert [p.name for p in trace.probes] == ["fc.input.0", "fc.weight", "fc.output.0", "mm.input.0", "mm.input.1"]
+    assert trace.max_abs.tolist() == [[1.5, 0.5, 700, 3, 0]] and trace.nonfinite.tolist() == [[0, 0, 0, 0, 1]]
+    assert trace.manifest["NumSamples"] == 3
