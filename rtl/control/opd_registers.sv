@@ -121,8 +121,8 @@ module opd_registers #(
   assign learning_rate_change_o.valid = learning_rate_changed_q;
 
   // ---- Registers
-  opd_pkg::interrupts_t irq_status, irq_enable;
-  logic [1:0]           command, mode;
+  logic [5:0] irq_status, irq_enable;  // in the order of interrupts_t
+  logic [1:0] command, mode;
 
   assign irq_o             = |(irq_status & irq_enable);
   assign command_o.command = opd_reg_pkg::command_e'(command);
@@ -139,17 +139,7 @@ module opd_registers #(
     .capability_queues_event_depth_i(8'(EventDepth)),
     .capability_queues_counter_width_i(6'(CounterWidth)),
     // Interrupt
-    .irq_status_event_set_i(interrupts_i.event_queued),
-    .irq_status_event_o(irq_status.event_queued),
-    .irq_status_event_lost_set_i(interrupts_i.event_lost),
-    .irq_status_event_lost_o(irq_status.event_lost),
-    .irq_status_unseen_set_i(interrupts_i.unseen), .irq_status_unseen_o(irq_status.unseen),
-    .irq_status_hint_set_i(interrupts_i.hint), .irq_status_hint_o(irq_status.hint),
-    .irq_status_escalate_set_i(interrupts_i.escalate), .irq_status_escalate_o(irq_status.escalate),
-    .irq_status_upset_set_i(interrupts_i.upset), .irq_status_upset_o(irq_status.upset),
-    .irq_enable_event_o(irq_enable.event_queued), .irq_enable_event_lost_o(irq_enable.event_lost),
-    .irq_enable_unseen_o(irq_enable.unseen), .irq_enable_hint_o(irq_enable.hint),
-    .irq_enable_escalate_o(irq_enable.escalate), .irq_enable_upset_o(irq_enable.upset),
+    .irq_status_set_i(interrupts_i), .irq_status_o(irq_status), .irq_enable_o(irq_enable),
     // Status
     .queue_level_i(status_i.queue_level), .queue_high_water_i(status_i.queue_high_water),
     .unseen_count_i(status_i.unseen_count),

@@ -57,27 +57,12 @@ module opd_regblock (
   input  logic [31:0]       op_variance_i,  // OP_VARIANCE.VALUE
   input  logic [31:0]       op_last_i,  // OP_LAST.VALUE
   input  logic [31:0]       op_slope_i,  // OP_SLOPE.VALUE
-  input  logic              irq_status_event_set_i,  // sets IRQ_STATUS.EVENT at this edge
-  input  logic              irq_status_event_lost_set_i,  // sets IRQ_STATUS.EVENT_LOST at this edge
-  input  logic              irq_status_unseen_set_i,  // sets IRQ_STATUS.UNSEEN at this edge
-  input  logic              irq_status_hint_set_i,  // sets IRQ_STATUS.HINT at this edge
-  input  logic              irq_status_escalate_set_i,  // sets IRQ_STATUS.ESCALATE at this edge
-  input  logic              irq_status_upset_set_i,  // sets IRQ_STATUS.UPSET at this edge
+  input  logic [5:0]        irq_status_set_i,  // sets bits of IRQ_STATUS at this edge
+  output logic [5:0]        irq_status_o,  // IRQ_STATUS
+  output logic [5:0]        irq_enable_o,  // IRQ_ENABLE
   output logic              command_clear_counters_o,  // COMMAND.CLEAR_COUNTERS, for one clock
-  output logic              event_pop_pop_o,  // EVENT_POP.POP, for one clock
-  output logic              irq_status_event_o,  // IRQ_STATUS.EVENT
-  output logic              irq_status_event_lost_o,  // IRQ_STATUS.EVENT_LOST
-  output logic              irq_status_unseen_o,  // IRQ_STATUS.UNSEEN
-  output logic              irq_status_hint_o,  // IRQ_STATUS.HINT
-  output logic              irq_status_escalate_o,  // IRQ_STATUS.ESCALATE
-  output logic              irq_status_upset_o,  // IRQ_STATUS.UPSET
   output logic [31:0]       learning_rate_change_step_o,  // LEARNING_RATE_CHANGE.STEP
-  output logic              irq_enable_event_o,  // IRQ_ENABLE.EVENT
-  output logic              irq_enable_event_lost_o,  // IRQ_ENABLE.EVENT_LOST
-  output logic              irq_enable_unseen_o,  // IRQ_ENABLE.UNSEEN
-  output logic              irq_enable_hint_o,  // IRQ_ENABLE.HINT
-  output logic              irq_enable_escalate_o,  // IRQ_ENABLE.ESCALATE
-  output logic              irq_enable_upset_o,  // IRQ_ENABLE.UPSET
+  output logic              event_pop_pop_o,  // EVENT_POP.POP, for one clock
   output logic [15:0]       op_command_op_o,  // OP_COMMAND.OP
   output logic [1:0]        op_command_command_o,  // OP_COMMAND.COMMAND
   output logic [1:0]        op_setting_mode_o,  // OP_SETTING.MODE
@@ -87,192 +72,150 @@ module opd_regblock (
   output logic              op_command_written_o  // OP_COMMAND is written at this edge
 );
 
-  typedef struct packed {
-    logic command_clear_counters;
-    logic event_pop_pop;
-  } pulse_t;
-
-  typedef struct packed {
-    logic irq_status_event;
-    logic irq_status_event_lost;
-    logic irq_status_unseen;
-    logic irq_status_hint;
-    logic irq_status_escalate;
-    logic irq_status_upset;
-  } sticky_t;
-
-  typedef struct packed {
-    logic [31:0] learning_rate_change_step;
-    logic irq_enable_event;
-    logic irq_enable_event_lost;
-    logic irq_enable_unseen;
-    logic irq_enable_hint;
-    logic irq_enable_escalate;
-    logic irq_enable_upset;
-    logic [15:0] op_command_op;
-    logic [1:0] op_command_command;
-    logic [1:0] op_setting_mode;
-    logic op_setting_locked;
-    logic op_setting_disabled;
-  } stored_t;
-
   opd_reg_pkg::cfg_t cfg_q;
-  pulse_t pulse_q;
-  sticky_t sticky_q;
-  stored_t stored_q;
+  logic [5:0] irq_status_q;
+  logic [5:0] irq_enable_q;
+  logic command_clear_counters_q;
+  logic [31:0] learning_rate_change_step_q;
+  logic event_pop_pop_q;
+  logic [15:0] op_command_op_q;
+  logic [1:0] op_command_command_q;
+  logic [1:0] op_setting_mode_q;
+  logic op_setting_locked_q;
+  logic op_setting_disabled_q;
 
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) begin
       cfg_q <= opd_reg_pkg::CfgReset;
-      stored_q.learning_rate_change_step <= 32'd0;
-      stored_q.irq_enable_event <= 1'd0;
-      stored_q.irq_enable_event_lost <= 1'd0;
-      stored_q.irq_enable_unseen <= 1'd0;
-      stored_q.irq_enable_hint <= 1'd0;
-      stored_q.irq_enable_escalate <= 1'd0;
-      stored_q.irq_enable_upset <= 1'd0;
-      stored_q.op_command_op <= 16'd0;
-      stored_q.op_command_command <= 2'd0;
-      stored_q.op_setting_mode <= 2'd0;
-      stored_q.op_setting_locked <= 1'd0;
-      stored_q.op_setting_disabled <= 1'd0;
-    end else if (write_i) begin
-      case (address_i)
-        12'h028: begin  // LEARNING_RATE_CHANGE
-          stored_q.learning_rate_change_step <= data_i[31:0];
-        end
-        12'h044: begin  // IRQ_ENABLE
-          stored_q.irq_enable_event <= data_i[0];
-          stored_q.irq_enable_event_lost <= data_i[1];
-          stored_q.irq_enable_unseen <= data_i[2];
-          stored_q.irq_enable_hint <= data_i[3];
-          stored_q.irq_enable_escalate <= data_i[4];
-          stored_q.irq_enable_upset <= data_i[5];
-        end
-        12'h090: begin  // OP_COMMAND
-          stored_q.op_command_op <= data_i[15:0];
-          stored_q.op_command_command <= data_i[17:16];
-        end
-        12'h098: begin  // OP_SETTING
-          stored_q.op_setting_mode <= data_i[1:0];
-          stored_q.op_setting_locked <= data_i[8];
-          stored_q.op_setting_disabled <= data_i[16];
-        end
-        12'h100: begin  // LIMIT_FP16
-          cfg_q.limit_fp16 <= data_i[13:0];
-        end
-        12'h104: begin  // LIMIT_BF16
-          cfg_q.limit_bf16 <= data_i[13:0];
-        end
-        12'h108: begin  // LIMIT_E4M3
-          cfg_q.limit_e4m3 <= data_i[13:0];
-        end
-        12'h10C: begin  // LIMIT_E5M2
-          cfg_q.limit_e5m2 <= data_i[13:0];
-        end
-        12'h110: begin  // LIMIT_FP32
-          cfg_q.limit_fp32 <= data_i[13:0];
-        end
-        12'h120: begin  // BASELINE
-          cfg_q.baseline_shift <= data_i[3:0];
-          cfg_q.baseline_reseed_run <= data_i[15:8];
-          cfg_q.baseline_warmup_samples <= data_i[23:16];
-        end
-        12'h124: begin  // FORECAST
-          cfg_q.forecast_headroom <= data_i[9:0];
-          cfg_q.forecast_shift <= data_i[17:16];
-        end
-        12'h128: begin  // CRITICAL
-          cfg_q.critical_headroom <= data_i[9:0];
-        end
-        12'h12C: begin  // JUMP
-          cfg_q.jump_threshold <= data_i[9:0];
-          cfg_q.jump_min_samples <= data_i[23:16];
-        end
-        12'h140: begin  // WEIGHT_LOW
-          cfg_q.weight_z <= data_i[7:0];
-          cfg_q.weight_d2 <= data_i[15:8];
-          cfg_q.weight_forecast <= data_i[23:16];
-          cfg_q.weight_critical <= data_i[31:24];
-        end
-        12'h144: begin  // WEIGHT_HIGH
-          cfg_q.weight_jump <= data_i[7:0];
-          cfg_q.weight_nonfinite <= data_i[15:8];
-          cfg_q.weight_saturated <= data_i[23:16];
-          cfg_q.weight_warmup <= data_i[31:24];
-        end
-        12'h150: begin  // RISK
-          cfg_q.risk_stable <= data_i[7:0];
-          cfg_q.risk_safe <= data_i[15:8];
-        end
-        12'h154: begin  // TIMERS
-          cfg_q.quiet_steps <= data_i[7:0];
-          cfg_q.safe_steps <= data_i[15:8];
-        end
-        12'h158: begin  // DESENSITISE
-          cfg_q.desensitise_steps <= data_i[7:0];
-          cfg_q.desensitise_jump <= data_i[17:8];
-          cfg_q.desensitise_horizon <= data_i[21:20];
-        end
-        12'h160: begin  // PUBLISHED
-          cfg_q.published_order <= data_i[0];
-          cfg_q.published_d2_floor_shift <= data_i[6:4];
-          cfg_q.published_min_samples <= data_i[15:8];
-        end
-        12'h164: begin  // PUBLISHED_ALPHA
-          cfg_q.published_alpha <= data_i[31:0];
-        end
-        12'h168: begin  // Z_THRESHOLD
-          cfg_q.z_threshold <= data_i[31:0];
-        end
-        12'h16C: begin  // Z_THRESHOLD_DESENSITISED
-          cfg_q.z_threshold_desensitised <= data_i[31:0];
-        end
-        12'h170: begin  // D2_THRESHOLD
-          cfg_q.d2_threshold <= data_i[31:0];
-        end
-        12'h174: begin  // D2_THRESHOLD_DESENSITISED
-          cfg_q.d2_threshold_desensitised <= data_i[31:0];
-        end
-        12'h178: begin  // VARIANCE_FLOOR
-          cfg_q.variance_floor <= data_i[31:0];
-        end
-        12'h180: begin  // HINT_SETTING
-          cfg_q.hint_loss_scale_shift <= data_i[7:0];
-          cfg_q.hint_clip_shift <= data_i[15:8];
-        end
-        12'h184: begin  // HINT_LEARNING_RATE_SETTING
-          cfg_q.hint_learning_rate_factor <= data_i[16:0];
-        end
-        12'h190: begin  // CONTROL
-          cfg_q.control_enable <= data_i[0];
-        end
-        default: ;
-      endcase
-    end
-  end
-
-  always_ff @(posedge clk_i or negedge rst_ni) begin
-    if (!rst_ni) begin
-      pulse_q  <= '0;
-      sticky_q <= '0;
+      irq_status_q <= 6'd0;
+      irq_enable_q <= 6'd0;
+      command_clear_counters_q <= 1'd0;
+      learning_rate_change_step_q <= 32'd0;
+      event_pop_pop_q <= 1'd0;
+      op_command_op_q <= 16'd0;
+      op_command_command_q <= 2'd0;
+      op_setting_mode_q <= 2'd0;
+      op_setting_locked_q <= 1'd0;
+      op_setting_disabled_q <= 1'd0;
     end else begin
-      pulse_q.command_clear_counters <= write_i && address_i == 12'h024 && data_i[0];
-      pulse_q.event_pop_pop <= write_i && address_i == 12'h06C && data_i[0];
-      if (write_i && address_i == 12'h040) begin  // IRQ_STATUS
-        if (data_i[0]) sticky_q.irq_status_event <= 1'b0;
-        if (data_i[1]) sticky_q.irq_status_event_lost <= 1'b0;
-        if (data_i[2]) sticky_q.irq_status_unseen <= 1'b0;
-        if (data_i[3]) sticky_q.irq_status_hint <= 1'b0;
-        if (data_i[4]) sticky_q.irq_status_escalate <= 1'b0;
-        if (data_i[5]) sticky_q.irq_status_upset <= 1'b0;
+      if (write_i && address_i == 12'h040) irq_status_q <= (irq_status_q & ~data_i[5:0]) | irq_status_set_i;
+      else irq_status_q <= irq_status_q | irq_status_set_i;
+      command_clear_counters_q <= write_i && address_i == 12'h024 && data_i[0];
+      event_pop_pop_q <= write_i && address_i == 12'h06C && data_i[0];
+      if (write_i) begin
+        case (address_i)
+          12'h028: begin  // LEARNING_RATE_CHANGE
+            learning_rate_change_step_q <= data_i[31:0];
+          end
+          12'h044: begin  // IRQ_ENABLE
+            irq_enable_q[0] <= data_i[0];
+            irq_enable_q[1] <= data_i[1];
+            irq_enable_q[2] <= data_i[2];
+            irq_enable_q[3] <= data_i[3];
+            irq_enable_q[4] <= data_i[4];
+            irq_enable_q[5] <= data_i[5];
+          end
+          12'h090: begin  // OP_COMMAND
+            op_command_op_q <= data_i[15:0];
+            op_command_command_q <= data_i[17:16];
+          end
+          12'h098: begin  // OP_SETTING
+            op_setting_mode_q <= data_i[1:0];
+            op_setting_locked_q <= data_i[8];
+            op_setting_disabled_q <= data_i[16];
+          end
+          12'h100: begin  // LIMIT_FP16
+            cfg_q.limit_fp16 <= data_i[13:0];
+          end
+          12'h104: begin  // LIMIT_BF16
+            cfg_q.limit_bf16 <= data_i[13:0];
+          end
+          12'h108: begin  // LIMIT_E4M3
+            cfg_q.limit_e4m3 <= data_i[13:0];
+          end
+          12'h10C: begin  // LIMIT_E5M2
+            cfg_q.limit_e5m2 <= data_i[13:0];
+          end
+          12'h110: begin  // LIMIT_FP32
+            cfg_q.limit_fp32 <= data_i[13:0];
+          end
+          12'h120: begin  // BASELINE
+            cfg_q.baseline_shift <= data_i[3:0];
+            cfg_q.baseline_reseed_run <= data_i[15:8];
+            cfg_q.baseline_warmup_samples <= data_i[23:16];
+          end
+          12'h124: begin  // FORECAST
+            cfg_q.forecast_headroom <= data_i[9:0];
+            cfg_q.forecast_shift <= data_i[17:16];
+          end
+          12'h128: begin  // CRITICAL
+            cfg_q.critical_headroom <= data_i[9:0];
+          end
+          12'h12C: begin  // JUMP
+            cfg_q.jump_threshold <= data_i[9:0];
+            cfg_q.jump_min_samples <= data_i[23:16];
+          end
+          12'h140: begin  // WEIGHT_LOW
+            cfg_q.weight_z <= data_i[7:0];
+            cfg_q.weight_d2 <= data_i[15:8];
+            cfg_q.weight_forecast <= data_i[23:16];
+            cfg_q.weight_critical <= data_i[31:24];
+          end
+          12'h144: begin  // WEIGHT_HIGH
+            cfg_q.weight_jump <= data_i[7:0];
+            cfg_q.weight_nonfinite <= data_i[15:8];
+            cfg_q.weight_saturated <= data_i[23:16];
+            cfg_q.weight_warmup <= data_i[31:24];
+          end
+          12'h150: begin  // RISK
+            cfg_q.risk_stable <= data_i[7:0];
+            cfg_q.risk_safe <= data_i[15:8];
+          end
+          12'h154: begin  // TIMERS
+            cfg_q.quiet_steps <= data_i[7:0];
+            cfg_q.safe_steps <= data_i[15:8];
+          end
+          12'h158: begin  // DESENSITISE
+            cfg_q.desensitise_steps <= data_i[7:0];
+            cfg_q.desensitise_jump <= data_i[17:8];
+            cfg_q.desensitise_horizon <= data_i[21:20];
+          end
+          12'h160: begin  // PUBLISHED
+            cfg_q.published_order <= data_i[0];
+            cfg_q.published_d2_floor_shift <= data_i[6:4];
+            cfg_q.published_min_samples <= data_i[15:8];
+          end
+          12'h164: begin  // PUBLISHED_ALPHA
+            cfg_q.published_alpha <= data_i[31:0];
+          end
+          12'h168: begin  // Z_THRESHOLD
+            cfg_q.z_threshold <= data_i[31:0];
+          end
+          12'h16C: begin  // Z_THRESHOLD_DESENSITISED
+            cfg_q.z_threshold_desensitised <= data_i[31:0];
+          end
+          12'h170: begin  // D2_THRESHOLD
+            cfg_q.d2_threshold <= data_i[31:0];
+          end
+          12'h174: begin  // D2_THRESHOLD_DESENSITISED
+            cfg_q.d2_threshold_desensitised <= data_i[31:0];
+          end
+          12'h178: begin  // VARIANCE_FLOOR
+            cfg_q.variance_floor <= data_i[31:0];
+          end
+          12'h180: begin  // HINT_SETTING
+            cfg_q.hint_loss_scale_shift <= data_i[7:0];
+            cfg_q.hint_clip_shift <= data_i[15:8];
+          end
+          12'h184: begin  // HINT_LEARNING_RATE_SETTING
+            cfg_q.hint_learning_rate_factor <= data_i[16:0];
+          end
+          12'h190: begin  // CONTROL
+            cfg_q.control_enable <= data_i[0];
+          end
+          default: ;
+        endcase
       end
-      if (irq_status_event_set_i) sticky_q.irq_status_event <= 1'b1;
-      if (irq_status_event_lost_set_i) sticky_q.irq_status_event_lost <= 1'b1;
-      if (irq_status_unseen_set_i) sticky_q.irq_status_unseen <= 1'b1;
-      if (irq_status_hint_set_i) sticky_q.irq_status_hint <= 1'b1;
-      if (irq_status_escalate_set_i) sticky_q.irq_status_escalate <= 1'b1;
-      if (irq_status_upset_set_i) sticky_q.irq_status_upset <= 1'b1;
     end
   end
 
@@ -304,23 +247,23 @@ module opd_regblock (
           data_o[21:16] = capability_queues_counter_width_i;
         end
         12'h028: begin  // LEARNING_RATE_CHANGE
-          data_o[31:0] = stored_q.learning_rate_change_step;
+          data_o[31:0] = learning_rate_change_step_q;
         end
         12'h040: begin  // IRQ_STATUS
-          data_o[0] = sticky_q.irq_status_event;
-          data_o[1] = sticky_q.irq_status_event_lost;
-          data_o[2] = sticky_q.irq_status_unseen;
-          data_o[3] = sticky_q.irq_status_hint;
-          data_o[4] = sticky_q.irq_status_escalate;
-          data_o[5] = sticky_q.irq_status_upset;
+          data_o[0] = irq_status_q[0];
+          data_o[1] = irq_status_q[1];
+          data_o[2] = irq_status_q[2];
+          data_o[3] = irq_status_q[3];
+          data_o[4] = irq_status_q[4];
+          data_o[5] = irq_status_q[5];
         end
         12'h044: begin  // IRQ_ENABLE
-          data_o[0] = stored_q.irq_enable_event;
-          data_o[1] = stored_q.irq_enable_event_lost;
-          data_o[2] = stored_q.irq_enable_unseen;
-          data_o[3] = stored_q.irq_enable_hint;
-          data_o[4] = stored_q.irq_enable_escalate;
-          data_o[5] = stored_q.irq_enable_upset;
+          data_o[0] = irq_enable_q[0];
+          data_o[1] = irq_enable_q[1];
+          data_o[2] = irq_enable_q[2];
+          data_o[3] = irq_enable_q[3];
+          data_o[4] = irq_enable_q[4];
+          data_o[5] = irq_enable_q[5];
         end
         12'h048: begin  // QUEUE
           data_o[7:0] = queue_level_i;
@@ -372,16 +315,16 @@ module opd_regblock (
           data_o[0] = last_clean_valid_i;
         end
         12'h090: begin  // OP_COMMAND
-          data_o[15:0] = stored_q.op_command_op;
-          data_o[17:16] = stored_q.op_command_command;
+          data_o[15:0] = op_command_op_q;
+          data_o[17:16] = op_command_command_q;
         end
         12'h094: begin  // OP_STATUS
           data_o[0] = op_status_busy_i;
         end
         12'h098: begin  // OP_SETTING
-          data_o[1:0] = stored_q.op_setting_mode;
-          data_o[8] = stored_q.op_setting_locked;
-          data_o[16] = stored_q.op_setting_disabled;
+          data_o[1:0] = op_setting_mode_q;
+          data_o[8] = op_setting_locked_q;
+          data_o[16] = op_setting_disabled_q;
         end
         12'h0A0: begin  // OP_CONTROL
           data_o[1:0] = op_control_mode_i;
@@ -507,26 +450,16 @@ module opd_regblock (
   end
 
   assign cfg_o = cfg_q;
-  assign command_clear_counters_o = pulse_q.command_clear_counters;
-  assign event_pop_pop_o = pulse_q.event_pop_pop;
-  assign irq_status_event_o = sticky_q.irq_status_event;
-  assign irq_status_event_lost_o = sticky_q.irq_status_event_lost;
-  assign irq_status_unseen_o = sticky_q.irq_status_unseen;
-  assign irq_status_hint_o = sticky_q.irq_status_hint;
-  assign irq_status_escalate_o = sticky_q.irq_status_escalate;
-  assign irq_status_upset_o = sticky_q.irq_status_upset;
-  assign learning_rate_change_step_o = stored_q.learning_rate_change_step;
-  assign irq_enable_event_o = stored_q.irq_enable_event;
-  assign irq_enable_event_lost_o = stored_q.irq_enable_event_lost;
-  assign irq_enable_unseen_o = stored_q.irq_enable_unseen;
-  assign irq_enable_hint_o = stored_q.irq_enable_hint;
-  assign irq_enable_escalate_o = stored_q.irq_enable_escalate;
-  assign irq_enable_upset_o = stored_q.irq_enable_upset;
-  assign op_command_op_o = stored_q.op_command_op;
-  assign op_command_command_o = stored_q.op_command_command;
-  assign op_setting_mode_o = stored_q.op_setting_mode;
-  assign op_setting_locked_o = stored_q.op_setting_locked;
-  assign op_setting_disabled_o = stored_q.op_setting_disabled;
+  assign irq_status_o = irq_status_q;
+  assign irq_enable_o = irq_enable_q;
+  assign command_clear_counters_o = command_clear_counters_q;
+  assign learning_rate_change_step_o = learning_rate_change_step_q;
+  assign event_pop_pop_o = event_pop_pop_q;
+  assign op_command_op_o = op_command_op_q;
+  assign op_command_command_o = op_command_command_q;
+  assign op_setting_mode_o = op_setting_mode_q;
+  assign op_setting_locked_o = op_setting_locked_q;
+  assign op_setting_disabled_o = op_setting_disabled_q;
   assign learning_rate_change_written_o = write_i && address_i == 12'h028;
   assign op_command_written_o = write_i && address_i == 12'h090;
 
