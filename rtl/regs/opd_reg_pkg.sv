@@ -27,7 +27,7 @@ package opd_reg_pkg;
   typedef enum logic [1:0] {
     CommandRead = 2'd0,  // nothing but fill the OP_ registers
     CommandClear = 2'd1,  // everything as after reset: FAST, unlocked, enabled, no baseline
-    CommandReseed = 2'd2,  // forget the baselines; mode and timer stay
+    CommandReseed = 2'd2,  // history and engines as after reset; mode, lock, disable and timer stay
     CommandSet = 2'd3  // mode, lock and disable from OP_SETTING; the timer restarts
   } command_e;
 
@@ -168,8 +168,8 @@ package opd_reg_pkg;
         12'h158: access_is_legal = 1'b1;  // DESENSITISE
         12'h160: access_is_legal = 1'b1;  // PUBLISHED
         12'h164: access_is_legal = data[31:0] >= 32'd8388608 && data[31:0] <= 32'd1065353216;  // PUBLISHED_ALPHA
-        12'h168: access_is_legal = data[31:0] <= 32'd1266679808;  // Z_THRESHOLD
-        12'h16C: access_is_legal = data[31:0] <= 32'd1266679808;  // Z_THRESHOLD_DESENSITISED
+        12'h168: access_is_legal = data[31:0] <= 32'd1191182336;  // Z_THRESHOLD
+        12'h16C: access_is_legal = data[31:0] <= 32'd1191182336;  // Z_THRESHOLD_DESENSITISED
         12'h170: access_is_legal = data[31:0] <= 32'd2139095039;  // D2_THRESHOLD
         12'h174: access_is_legal = data[31:0] <= 32'd2139095039;  // D2_THRESHOLD_DESENSITISED
         12'h178: access_is_legal = data[31:0] <= 32'd2139095039;  // VARIANCE_FLOOR

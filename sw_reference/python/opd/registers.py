@@ -28,7 +28,7 @@ class Cause(IntEnum):
 class Command(IntEnum):
     READ = 0  # nothing but fill the OP_ registers
     CLEAR = 1  # everything as after reset: FAST, unlocked, enabled, no baseline
-    RESEED = 2  # forget the baselines; mode and timer stay
+    RESEED = 2  # history and engines as after reset; mode, lock, disable and timer stay
     SET = 3  # mode, lock and disable from OP_SETTING; the timer restarts
 
 

@@ -37,7 +37,7 @@ inline constexpr std::array<std::string_view, 6> kCauseNames = {"NONE", "RISK", 
 enum class Command : std::uint8_t {
   kRead = 0,  ///< nothing but fill the OP_ registers
   kClear = 1,  ///< everything as after reset: FAST, unlocked, enabled, no baseline
-  kReseed = 2,  ///< forget the baselines; mode and timer stay
+  kReseed = 2,  ///< history and engines as after reset; mode, lock, disable and timer stay
   kSet = 3,  ///< mode, lock and disable from OP_SETTING; the timer restarts
 };
 inline constexpr std::array<std::string_view, 4> kCommandNames = {"READ", "CLEAR", "RESEED", "SET"};
@@ -221,10 +221,10 @@ inline constexpr std::array<ConfigField, 41> kConfigFields = {{
     {"published_alpha", "PUBLISHED_ALPHA.VALUE", 0x164, 0, 32, false, true, 8388608, 1065353216, 258,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.published_alpha); },
      [](Config& c, std::int32_t v) { c.published_alpha = std::bit_cast<float>(v); }},
-    {"z_threshold", "Z_THRESHOLD.VALUE", 0x168, 0, 32, false, true, 0, 1266679808, 290,
+    {"z_threshold", "Z_THRESHOLD.VALUE", 0x168, 0, 32, false, true, 0, 1191182336, 290,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.z_threshold); },
      [](Config& c, std::int32_t v) { c.z_threshold = std::bit_cast<float>(v); }},
-    {"z_threshold_desensitised", "Z_THRESHOLD_DESENSITISED.VALUE", 0x16C, 0, 32, false, true, 0, 1266679808, 322,
+    {"z_threshold_desensitised", "Z_THRESHOLD_DESENSITISED.VALUE", 0x16C, 0, 32, false, true, 0, 1191182336, 322,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.z_threshold_desensitised); },
      [](Config& c, std::int32_t v) { c.z_threshold_desensitised = std::bit_cast<float>(v); }},
     {"d2_threshold", "D2_THRESHOLD.VALUE", 0x170, 0, 32, false, true, 0, 2139095039, 354,
@@ -451,8 +451,8 @@ inline constexpr std::array<RegisterField, 107> kRegisterFields = {{
     {"PUBLISHED.D2_FLOOR_SHIFT", 0x160, 4, 3, false, true, 0, 7},
     {"PUBLISHED.MIN_SAMPLES", 0x160, 8, 8, false, true, 0, 255},
     {"PUBLISHED_ALPHA.VALUE", 0x164, 0, 32, false, true, 8388608, 1065353216},
-    {"Z_THRESHOLD.VALUE", 0x168, 0, 32, false, true, 0, 1266679808},
-    {"Z_THRESHOLD_DESENSITISED.VALUE", 0x16C, 0, 32, false, true, 0, 1266679808},
+    {"Z_THRESHOLD.VALUE", 0x168, 0, 32, false, true, 0, 1191182336},
+    {"Z_THRESHOLD_DESENSITISED.VALUE", 0x16C, 0, 32, false, true, 0, 1191182336},
     {"D2_THRESHOLD.VALUE", 0x170, 0, 32, false, true, 0, 2139095039},
     {"D2_THRESHOLD_DESENSITISED.VALUE", 0x174, 0, 32, false, true, 0, 2139095039},
     {"VARIANCE_FLOOR.VALUE", 0x178, 0, 32, false, true, 0, 2139095039},
@@ -478,7 +478,7 @@ inline constexpr std::uint16_t kQueue = 0x048;  ///< Completions waiting for the
 inline constexpr std::uint16_t kUnseen = 0x04C;  ///< Completions that the detection unit never saw.
 inline constexpr std::uint16_t kEvents = 0x050;  ///< Events waiting for software.
 inline constexpr std::uint16_t kEventsLost = 0x054;  ///< Events that found their queue full.
-inline constexpr std::uint16_t kUpsets = 0x058;  ///< Corrupt words found in state memory or mode registers.
+inline constexpr std::uint16_t kUpsets = 0x058;  ///< Samples and commands that found a corrupt word in state memory or mode registers.
 inline constexpr std::uint16_t kEventStep = 0x060;  ///< Oldest event: training step. The EVENT_ registers are 0 while no event waits.
 inline constexpr std::uint16_t kEventOp = 0x064;  ///< Oldest event: operator and modes.
 inline constexpr std::uint16_t kEventScore = 0x068;  ///< Oldest event: score.
