@@ -1,34 +1,47 @@
-// Properties of opd_forecast_engine with the state of one operator fed back, against a model in 64-bit integers.
+// Properties of opd_history and opd_forecast_engine with the state of one operator fed back, against a model in 64-bit
+// integers.
 module forecast_props (
   input logic                                 clk_i,
   input logic                                 rst_ni,
   input opd_reg_pkg::cfg_t                    cfg_i,
   input logic                                 valid_i,
+  input logic                                 desensitised_i,
   input logic [2:0]                           format_i,
   input logic signed [7:0]                    scale_log2_i,
   input logic signed [opd_pkg::CodeWidth-1:0] code_i,
   input logic                                 nonfinite_i,
-  input logic                                 nonzero_i,
-  input logic                                 saturated_i
+  input logic                                 nonzero_i
 );
 
+  opd_pkg::history_t        history_q, history;
   opd_pkg::forecast_state_t state_q, state;
-  opd_pkg::flags_t          flags;
+  logic                     usable, warmup_flag, forecast_flag, critical_flag, jump_flag;
+  assign usable = !nonfinite_i && nonzero_i;
 
+  opd_history u_history (
+    .clk_i, .rst_ni, .cfg_i, .valid_i, .nonfinite_i, .usable_i(usable),
+    .state_i(history_q), .state_o(history), .warmup_o(warmup_flag)
+  );
   opd_forecast_engine dut (
-    .clk_i, .rst_ni, .cfg_i, .valid_i, .format_i, .scale_log2_i, .code_i, .nonfinite_i, .nonzero_i, .saturated_i,
-    .state_i(state_q), .state_o(state), .flags_o(flags)
+    .clk_i, .rst_ni, .cfg_i, .valid_i, .usable_i(usable), .desensitised_i, .format_i, .scale_log2_i, .code_i,
+    .age_i(history_q.age), .state_i(state_q), .state_o(state),
+    .forecast_o(forecast_flag), .critical_o(critical_flag), .jump_o(jump_flag)
   );
 
   always_ff @(posedge clk_i or negedge rst_ni) begin
-    if (!rst_ni)      state_q <= '0;
-    else if (valid_i) state_q <= state;
+    if (!rst_ni) begin
+      history_q <= '0;
+      state_q   <= '0;
+    end else if (valid_i) begin
+      history_q <= history;
+      state_q   <= state;
+    end
   end
 
-  // docs/numerics.md, "Forecast engine", word for word.
-  longint x, xb, m, d, h, limit, step, new_m;
+  // docs/numerics.md, "Samples" and "Forecast engine", word for word.
+  longint x, xb, m, d, h, j, n, limit, step, new_m;
   int     age, run, new_age, new_run;
-  logic   usable, forecast, critical, jump;
+  logic   forecast, critical, jump;
 
   always_comb begin
     case (format_i)
@@ -40,16 +53,17 @@ module forecast_props (
     endcase
     x      = 64'(code_i);
     m      = 64'($signed(state_q.baseline));
-    age    = 32'(state_q.age);
-    run    = 32'(state_q.nonfinite_run);
-    usable = !nonfinite_i && nonzero_i;
+    age    = 32'(history_q.age);
+    run    = 32'(history_q.nonfinite_run);
 
     xb       = x - 64'sd32 * 64'(scale_log2_i);
     d        = age == 0 ? 64'sd0 : 64'sd4 * xb - m;
     h        = limit - x;
-    forecast = h < $signed(64'(cfg_i.forecast_headroom)) && (d <<< cfg_i.forecast_shift) > 64'sd4 * h;
+    j        = $signed(64'(cfg_i.jump_threshold)) + (desensitised_i ? $signed(64'(cfg_i.desensitise_jump)) : 64'sd0);
+    n        = desensitised_i ? $signed(64'(cfg_i.desensitise_horizon)) : 64'sd0;
+    forecast = h < $signed(64'(cfg_i.forecast_headroom)) && (d <<< cfg_i.forecast_shift) > ((64'sd4 * h) <<< n);
     critical = h <= $signed(64'(cfg_i.critical_headroom));
-    jump     = age >= 32'(cfg_i.jump_min_samples) && d > 64'sd4 * $signed(64'(cfg_i.jump_threshold));
+    jump     = age >= 32'(cfg_i.jump_min_samples) && d > 64'sd4 * j;
     step     = (d + (64'sd1 <<< (cfg_i.baseline_shift - 4'd1))) >>> cfg_i.baseline_shift;
 
     new_m   = m;
@@ -74,15 +88,12 @@ module forecast_props (
     if (!first_cycle && rst_ni) begin
       if (valid_i) begin
         Baseline:     assert (64'($signed(state.baseline)) == new_m);
-        Age:          assert (32'(state.age) == new_age);
-        NonfiniteRun: assert (32'(state.nonfinite_run) == new_run);
-        Forecast:     assert (flags.forecast == (usable && forecast));
-        Critical:     assert (flags.critical == (usable && critical));
-        Jump:         assert (flags.jump == (usable && jump));
-        Nonfinite:    assert (flags.nonfinite == nonfinite_i);
-        Saturated:    assert (flags.saturated == saturated_i);
-        Warmup:       assert (flags.warmup == (age < 32'(cfg_i.baseline_warmup_samples)));
-        Unused:       assert (!flags.z && !flags.d2);
+        Age:          assert (32'(history.age) == new_age);
+        NonfiniteRun: assert (32'(history.nonfinite_run) == new_run);
+        Forecast:     assert (forecast_flag == (usable && forecast));
+        Critical:     assert (critical_flag == (usable && critical));
+        Jump:         assert (jump_flag == (usable && jump));
+        Warmup:       assert (warmup_flag == (age < 32'(cfg_i.baseline_warmup_samples)));
         if (!usable) begin
           UnusableFreezesBaseline: assert (state.baseline == state_q.baseline);
         end
@@ -92,7 +103,7 @@ module forecast_props (
                                                                 : m >= new_m && new_m >= 64'sd4 * xb);
         end
       end else begin
-        NoSampleNoFlag: assert (flags == '0);
+        NoSampleNoFlag: assert (!forecast_flag && !critical_flag && !jump_flag && !warmup_flag);
       end
     end
   end

@@ -15,22 +15,25 @@ module queue_props #(
   input opd_pkg::descriptor_t stat_descriptor_i,
   input opd_pkg::summary_t    stat_summary_i,
   input logic                 pop_i,
+  input logic                 clear_i,
   input logic                 follow_i  // follow the completion accepted at this edge
 );
 
-  logic                 stat_ready, completion_valid, completion_legal, empty, full;
+  localparam int unsigned SidebandLevel = QueueDepth > 1 ? QueueDepth / 2 : 1;
+
+  logic                 stat_ready, completion_valid, completion_legal, empty, unseen;
   opd_pkg::completion_t completion, head;
   logic [7:0]           level, high_water;
   logic [31:0]          unseen_count;
 
   opd_intake #(.NumOps(NumOps), .CounterWidth(CounterWidth)) u_intake (
     .clk_i, .rst_ni, .tap_valid_i, .tap_descriptor_i, .tap_summary_i, .stat_valid_i, .stat_ready_o(stat_ready),
-    .stat_descriptor_i, .stat_summary_i, .queue_has_room_i(!full),
+    .stat_descriptor_i, .stat_summary_i, .queue_has_room_i(32'(level) < SidebandLevel),
     .completion_valid_o(completion_valid), .completion_legal_o(completion_legal), .completion_o(completion)
   );
   opd_op_queue #(.QueueDepth(QueueDepth)) u_op_queue (
     .clk_i, .rst_ni, .push_valid_i(completion_valid), .push_legal_i(completion_legal), .push_i(completion), .pop_i,
-    .head_o(head), .empty_o(empty), .full_o(full), .level_o(level), .high_water_o(high_water),
+    .clear_i, .head_o(head), .empty_o(empty), .level_o(level), .high_water_o(high_water), .unseen_o(unseen),
     .unseen_count_o(unseen_count)
   );
 
@@ -59,9 +62,11 @@ module queue_props #(
       ahead_q     <= '0;
     end else begin
       if (arrives) seq_q <= seq_q + 32'd1;
-      if (arrives && !accepted && unseen_q != 32'hFFFF_FFFF) unseen_q <= unseen_q + 32'd1;
+      // Clearing falls before what happens at its edge.
+      if (clear_i) unseen_q <= '0;
+      if (arrives && !accepted && (clear_i || unseen_q != 32'hFFFF_FFFF)) unseen_q <= (clear_i ? 32'd0 : unseen_q) + 32'd1;
       level_q <= level_q + 8'(accepted) - 8'(pop_i);
-      if (level_q + 8'(accepted) - 8'(pop_i) > highest_q) highest_q <= level_q + 8'(accepted) - 8'(pop_i);
+      if (clear_i || level_q + 8'(accepted) - 8'(pop_i) > highest_q) highest_q <= level_q + 8'(accepted) - 8'(pop_i);
       if (!following_q && follow_i && accepted) begin
         following_q <= 1'b1;
         ahead_q     <= level - 8'(pop_i);
@@ -89,13 +94,11 @@ module queue_props #(
       LevelWithinDepth:      assert (level <= 8'(QueueDepth));
       LevelCountsAccepted:   assert (level == level_q);
       EmptyIsLevelZero:      assert (empty == (level == '0));
-      FullIsLevelDepth:      assert (full == (level == 8'(QueueDepth)));
       HighWaterCoversLevel:  assert (high_water >= level);
       HighWaterIsHighest:    assert (high_water == highest_q);
       UnseenCountsTheRest:   assert (unseen_count == unseen_q);
-      ReadyOnlyWithRoom:     assert (!stat_ready || level < 8'(QueueDepth));
-      ReadyYieldsToTap:      assert (!stat_ready || !tap_valid_i);
-      ReadyOtherwise:        assert (stat_ready || level == 8'(QueueDepth) || tap_valid_i);
+      UnseenIsTold:          assert (unseen == (arrives && !accepted));
+      ReadyLeavesTheTapItsHalf: assert (stat_ready == (32'(level) < SidebandLevel && !tap_valid_i));
       TapAlwaysArrives:      assert (!tap_valid_i || completion_valid);
       CompletionIffArrival:  assert (completion_valid == arrives);
       LegalByDefinition:     assert (!completion_valid || completion_legal == legal);
