@@ -3,6 +3,7 @@
 The tools are large; their tests are skipped where they are not installed (python -m pip install transformers
 mindstudio-probe mlperf-logging neural-compressor-pt). test_import_formats.py holds files written as their sources say.
 """
+import importlib.util
 import json
 import math
 import os
@@ -17,6 +18,11 @@ from opd.importers import Options, import_joined
 from test_import import column, traces_of
 
 
+def needs(module: str):
+    """Skips a test whose tool is not installed, without importing it: that takes seconds."""
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{module} is not installed")
+
+
 def run_script(folder: Path, text: str) -> str:
     """Runs a script in a process of its own, as these tools patch PyTorch; returns what it prints."""
     (folder / "script.py").write_text(text)
@@ -26,8 +32,8 @@ def run_script(folder: Path, text: str) -> str:
     return run.stdout
 
 
+@needs("transformers")
 def test_hf_debug_underflow_overflow(tmp_path):
-    pytest.importorskip("transformers")
     text = run_script(tmp_path, """
 import torch
 from torch import nn
@@ -51,8 +57,8 @@ except ValueError: pass
     assert column(trace, "2.output")[0] == np.float32("5.34e+04") and column(trace, "2.output", "nonfinite") == [0, 1]
 
 
+@needs("msprobe")
 def test_msprobe_dump_and_monitor(tmp_path):
-    pytest.importorskip("msprobe")
     config = {"task": "statistics", "dump_path": str(tmp_path / "dump"), "rank": [], "step": [], "level": "mix",
               "async_dump": False,
               "statistics": {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}}
@@ -102,8 +108,8 @@ monitor.stop()
     assert column(trace, "fc.input.0", "nonfinite") == [0, 0, 1] == column(trace, "fc.output.0", "nonfinite")
 
 
+@needs("mlperf_logging")
 def test_mlperf_logging(tmp_path):
-    pytest.importorskip("mlperf_logging")
     run_script(tmp_path, """
 from mlperf_logging import mllog
 mllog.config(filename="mlperf.log")
@@ -119,9 +125,9 @@ logger.end(key="run_stop", metadata={"status": "success"})
     assert column(trace, "grad_norm") == [2.5, 5, 7.5, 7.5] and trace.model == "gpt3" and trace.first_bad_op == "loss"
 
 
+@needs("neural_compressor")
 def test_neural_compressor_measurement(tmp_path):
     """Its own code saves the state of its observers; the observers themselves want a Gaudi."""
-    pytest.importorskip("neural_compressor")
     run_script(tmp_path, """
 import torch
 from types import SimpleNamespace
