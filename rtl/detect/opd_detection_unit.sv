@@ -33,7 +33,7 @@ module opd_detection_unit #(
   input  logic                           command_pending_i,
   input  opd_pkg::command_t              command_i,
   output logic                           command_done_o,   // COMMAND ends at the coming edge
-  output opd_pkg::op_state_t             command_state_o,  // after the command
+  output opd_pkg::op_state_t             command_state_o,  // then: after the command
   // Scored sample, in WRITE
   output logic                           sample_valid_o,
   output opd_pkg::completion_t           sample_o,
@@ -131,7 +131,7 @@ module opd_detection_unit #(
   assign usable    = !nonfinite && sample_q.summary.max_mag != '0;
 
   // ---- State: read, repaired, written
-  opd_pkg::op_state_t  word, found, sample_state, written;
+  opd_pkg::op_state_t  word, found, written;
   logic                word_corrupt;
   logic [OpWidth-1:0]  op;
   logic                active;  // COMPUTE, WRITE or COMMAND
@@ -160,11 +160,10 @@ module opd_detection_unit #(
   assign active = state_q != StRead;
 
   always_comb begin
-    found   = '0;
+    found   = word;
     lost_o  = 1'b0;
     upset_o = 1'b0;
     if (active) begin
-      found  = word;
       lost_o = word_corrupt || word.control.mode > opd_reg_pkg::ModeSafe;
       if (lost_o) begin
         found              = '0;
@@ -278,30 +277,30 @@ module opd_detection_unit #(
     .risk_o
   );
 
-  // ---- Command
+  // ---- What is written: after the command, after a sample that is judged, or what was found
   always_comb begin
-    command_state_o = '0;
+    written = found;
     if (command_done_o) begin
       unique case (command_i.command)
-        opd_reg_pkg::CommandRead:   command_state_o = found;
-        opd_reg_pkg::CommandClear:  command_state_o = '0;
-        opd_reg_pkg::CommandReseed: command_state_o.control = found.control;
+        opd_reg_pkg::CommandRead:   written = found;
+        opd_reg_pkg::CommandClear:  written = '0;
+        opd_reg_pkg::CommandReseed: written = '{control: found.control, default: '0};
         default: begin
-          command_state_o                  = found;
-          command_state_o.control.mode     = command_i.mode;
-          command_state_o.control.locked   = command_i.locked;
-          command_state_o.control.disabled = command_i.disabled;
-          command_state_o.control.timer    = '0;
+          written.control.mode     = command_i.mode;
+          written.control.locked   = command_i.locked;
+          written.control.disabled = command_i.disabled;
+          written.control.timer    = '0;
         end
       endcase
+    end else if (judged_o) begin
+      written = '{
+        history: history, forecast: forecast_state, published: published_state,
+        control: control_state_i
+      };
     end
   end
 
-  assign sample_state = judged_o ? '{
-    history: history, forecast: forecast_state, published: published_state, control: control_state_i
-  } : found;
-  assign written      = command_done_o ? command_state_o : sample_state;
-
+  assign command_state_o = written;
   assign sample_o        = sample_q;
   assign control_state_o = found.control;
   assign op_o            = op;

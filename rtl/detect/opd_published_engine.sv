@@ -205,13 +205,17 @@ module opd_published_engine (
     end
   end
 
-  opd_fp32_greater u_limit (.a_i(dd_q), .b_i(product_q), .greater_o(over_limit));
-  opd_fp32_greater u_half (.a_i(dd_q), .b_i({1'b0, half_limit}), .greater_o(over_half));
+  opd_fp32_greater u_limit (
+    .valid_i(judge), .a_i(dd_q), .b_i(product_q), .greater_o(over_limit)
+  );
+  opd_fp32_greater u_half (
+    .valid_i(judge), .a_i(dd_q), .b_i({1'b0, half_limit}), .greater_o(over_half)
+  );
   opd_fp32_greater u_d2 (
-    .a_i({1'b0, sum_q[30:0]}), .b_i({1'b0, d2_threshold}), .greater_o(over_d2)
+    .valid_i(judge), .a_i({1'b0, sum_q[30:0]}), .b_i({1'b0, d2_threshold}), .greater_o(over_d2)
   );
   opd_fp32_greater u_floor (
-    .a_i({1'b0, variance_floor}), .b_i(weight), .greater_o(below_floor)
+    .valid_i(judge), .a_i({1'b0, variance_floor}), .b_i(weight), .greater_o(below_floor)
   );
 
   always_comb begin

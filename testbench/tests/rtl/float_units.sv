@@ -9,6 +9,6 @@ module float_units (
 
   opd_fp32_add u_add (.valid_i(1'b1), .a_i, .b_i, .sum_o);
   opd_fp32_mul u_mul (.valid_i(1'b1), .a_i, .b_i, .product_o);
-  opd_fp32_greater u_greater (.a_i, .b_i, .greater_o);
+  opd_fp32_greater u_greater (.valid_i(1'b1), .a_i, .b_i, .greater_o);
 
 endmodule : float_units
