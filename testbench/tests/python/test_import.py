@@ -22,7 +22,7 @@ from opd.importers import IMPORTERS, ImportFault, Options, detect, import_file, 
 from opd.importers.command import main
 from opd.importers.names import format_of, kind_of, split_statistic
 from opd.importers.source import Source
-from opd.trace import Trace
+from opd.trace import Trace, TraceError
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLIC = Path(os.environ.get("OPD_PUBLIC_TRACES", ROOT.parent / "shared" / "public_traces"))
@@ -43,6 +43,12 @@ def traces_of(path, importer=None, **options) -> list[Trace]:
 def fault_of(path, importer=None, **options) -> str:
     with pytest.raises(ImportFault) as caught:
         import_file(path, importer, Options(**options))
+    return str(caught.value)
+
+
+def fault_text(path) -> str:
+    with pytest.raises((ImportFault, TraceError)) as caught:
+        import_file(path)
     return str(caught.value)
 
 
@@ -120,6 +126,24 @@ def test_magnitude_in_the_format_of_the_probe(tmp_path):
     assert "1 magnitudes above the largest finite value" in text
     [fp32] = traces_of(path)
     assert column(fp32, "a", "nonfinite") == [0, 0, 0, 1]
+
+
+def test_probe_whose_format_or_shape_changes(tmp_path):
+    path = write(tmp_path, "a.csv",
+                 'step,probe,dtype,shape,max_abs\n1,a,fp16,"[2, 3]",1\n2,a,fp32,"[4, 3]",2\n3,a,fp16,"[1]",3\n')
+    [trace] = traces_of(path)
+    assert [(p.format, p.shape) for p in trace.probes] == [("FP16", (4, 3))]
+    assert trace.manifest["assumptions"]["trace"][:2] == ["format of 1 probes changes in the source: the first",
+                                                          "shape of 1 probes changes in the source: the largest"]
+
+
+def test_counts_that_cannot_be(tmp_path):
+    path = write(tmp_path, "a.csv", "step,probe,numel,max_abs,nans\n1,a,4,1,5\n")
+    assert fault_of(path).endswith('a.csv:2: probe "a" has more non-finite values than elements; correct the count or the shape')
+    path = write(tmp_path, "a.csv", "step,probe,max_abs,nans\n1,a,1,0\n2,a,1,-1\n")
+    assert fault_of(path).endswith('a.csv:3: probe "a" has a negative count; correct the value')
+    path = write(tmp_path, "a.csv", "step,probe,absmax,absmin\n1,a,1,-1\n")
+    assert "min_abs" in fault_text(path)
 
 
 def test_options(tmp_path):

@@ -140,7 +140,7 @@ def _add(run: ImportedRun, step: Step, name: str, kind: str, elements: np.ndarra
         if text not in run.assumptions:
             run.assumptions.append(text)
     run.probe(name, kind, format, shape)
-    step.stats[name] = elements_stat(np.ascontiguousarray(elements).reshape(-1), format)
+    step.stats[name] = elements_stat(np.ascontiguousarray(elements).reshape(-1))
 
 
 def _elements(source: Source, name: str, array: np.ndarray) -> tuple[np.ndarray, str] | None:

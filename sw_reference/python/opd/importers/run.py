@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from opd.importers.source import Source
-from opd.trace import FORMATS, MAX_PROBES, SERIES, Probe, Trace, TraceWriter, element_statistics
+from opd.trace import COUNTS, FORMATS, MAX_PROBES, SERIES, Probe, Trace, TraceWriter, element_statistics
+from opd.trace import _quoted as quoted
 
 MAX_SEGMENTS = 256   # more restarts than that is a file whose steps have no order
 OPTIONAL = ("min_abs", "mean", "var", "saturated", "subnormal", "zero")
@@ -73,14 +74,19 @@ class ImportedRun:
     framework: str = ""
     rounding: float = 0.0
     details: dict = field(default_factory=dict)                   # further facts for the manifest
+    changes: dict[str, set[str]] = field(default_factory=lambda: {"format": set(), "shape": set()})  # probes whose ... changes
 
     def probe(self, name: str, kind: str, format: str | None = None, shape: tuple[int, ...] | None = None) -> None:
         """Adds the probe, or completes what was known of it."""
         known = self.probes.get(name)
         if known is None:
             self.probes[name] = SourceProbe(kind, format, shape)
-        else:
-            self.probes[name] = replace(known, format=known.format or format, shape=_larger(known.shape, shape))
+            return
+        if known.format and format and known.format != format:
+            self.changes["format"].add(name)
+        if known.shape is not None and shape is not None and known.shape != shape:
+            self.changes["shape"].add(name)
+        self.probes[name] = replace(known, format=known.format or format, shape=_larger(known.shape, shape))
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,8 @@ def join(runs: list[tuple[Source, ImportedRun]], restarts: str) -> ImportedRun:
         if len(segments) > 1:
             source.fail(segments[1][0].line, f"the steps go back to {segments[1][0].step}",
                         "import it alone, or with --restarts last")
+        for what, names in run.changes.items():
+            joined.changes[what] |= names
         joined.assumptions += [text for text in run.assumptions if text not in joined.assumptions]
         for name, probe in run.probes.items():
             joined.probe(name, probe.kind, probe.format, probe.shape)
@@ -245,7 +253,8 @@ class _Builder:
     def __init__(self, run: ImportedRun, steps: list[Step], options: Options):
         self.run, self.steps, self.options = run, steps, options
         self.assumptions: list[str] = []
-        self._became_infinite = self._clamped = self._held = self._cut_counts = 0
+        self._became_infinite = self._clamped = self._cut_counts = 0
+        self._held_series: dict[str, int] = {}
         used = {name for step in steps for name, stat in step.stats.items()}
         self.names = [name for name in run.probes if name in used]
         if not self.names:
@@ -259,6 +268,8 @@ class _Builder:
                                    probe.shape or ())
                              for name, probe in zip(self.names, probes)]
         self._tell_guesses(probes)
+        self._op = {name: op for op, name in enumerate(self.names)}
+        self._read_cells()
 
     def _tell_guesses(self, probes: list[SourceProbe]) -> None:
         unknown_format = sum(probe.format is None for probe in probes)
@@ -266,51 +277,98 @@ class _Builder:
             self.assumptions.append(f"format {self.options.format} as asked for {unknown_format} of {len(probes)} probes")
         elif unknown_format:
             self.assumptions.append(f"format of {unknown_format} of {len(probes)} probes not in the source: FP32")
+        for what, kept in (("format", "the first"), ("shape", "the largest")):
+            if changed := len(self.run.changes[what].intersection(self.names)):
+                self.assumptions.append(f"{what} of {changed} probes changes in the source: {kept}")
         unknown_shape = sum(probe.shape is None for probe in probes)
         if unknown_shape:
             self.assumptions.append(f"element count of {unknown_shape} of {len(probes)} probes not in the source: one element")
 
     def anything_nonfinite(self) -> bool:
         """Whether any cell is non-finite."""
-        return any(self._cell(step, name, probe, count=False)[1] for step in self.steps
-                   for name, probe in zip(self.names, self.trace_probes) if name in step.stats)
+        return bool(self._nonfinite.any())
 
     def write(self, writer: TraceWriter) -> None:
         """Every step, in order."""
-        optional = self._optional_members()
-        series = [name for name in SERIES if any(name in step.series for step in self.steps)]
-        held_series, with_raw = Counter(), self._raw_probes()
-        known = {name: self._first(name) for name in series}   # the value before the first is the first
-        cells = {name: dict(max_abs=self._first_finite(name, probe), **{m: self._first_optional(name, m) for m in optional})
-                 for name, probe in zip(self.names, self.trace_probes)}
-        for step in self.steps:
-            members = {"max_abs": [], "nonfinite": [], **{member: [] for member in optional}}
-            raw = {}
-            for name, probe in zip(self.names, self.trace_probes):
-                stat = step.stats.get(name, Stat())
-                largest, nonfinite = self._cell(step, name, probe)
-                self._held += largest is None
-                cells[name]["max_abs"] = largest if largest is not None else cells[name]["max_abs"]
-                members["max_abs"].append(cells[name]["max_abs"])
-                members["nonfinite"].append(nonfinite)
-                for member in optional:
-                    value = _finite(getattr(stat, member))
-                    if value is not None:
-                        cells[name][member] = value
-                    members[member].append(cells[name][member])
-                if name in with_raw:
-                    raw[name] = stat.elements
-            for name in series:
-                if name in step.series:
-                    known[name] = step.series[name]
-                else:
-                    held_series[name] += 1
-            for member in ("nonfinite", "saturated", "subnormal", "zero"):
-                if member in members:
-                    members[member] = np.array(members[member], np.int64)
+        members = {"max_abs": _hold(self._max_abs, self._known), "nonfinite": self._nonfinite, **self._optional_members()}
+        series, with_raw = self._series(), self._raw_probes()
+        self._tell_rules()
+        for s, step in enumerate(self.steps):
+            writer.add_step(step.step, raw={name: step.stats[name].elements for name in with_raw},
+                            **{member: values[s] for member, values in members.items()},
+                            **{name: values[s] for name, values in series.items()})
+
+    def _gather(self, member: str) -> tuple[np.ndarray, np.ndarray]:
+        """A member of every cell [steps, probes], and where the source tells it."""
+        values = np.zeros((len(self.steps), len(self.names)))
+        told = np.zeros(values.shape, bool)
+        for s, step in enumerate(self.steps):
+            for name, stat in step.stats.items():
+                value = getattr(stat, member)
+                if value is not None:
+                    values[s, self._op[name]] = value
+                    told[s, self._op[name]] = True
+        return values, told
+
+    def _read_cells(self) -> None:
+        """max_abs and nonfinite of every cell; _known is where the magnitude of the finite elements is known."""
+        largest, told = self._gather("max_abs")
+        counts, _ = self._gather("nonfinite")
+        self._refuse(counts < 0, "has a negative count", "correct the value")
+        self._refuse(largest < 0, "has a negative magnitude", "correct the value")
+        bad = told & ~np.isfinite(largest)
+        for op, probe in enumerate(self.trace_probes):
+            layout = FORMATS[probe.format]
+            limit = float(layout.max_value)
+            above = np.flatnonzero(told[:, op] & ~bad[:, op] & (largest[:, op] > limit))
             with np.errstate(over="ignore"):
-                writer.add_step(step.step, raw=raw, **members, **{name: np.float32(known[name]) for name in series})
-        self._tell_rules(held_series)
+                rounded = largest[above, op].astype(layout.numpy).astype(np.float64)
+            fits = np.isfinite(rounded) | (largest[above, op] <= limit * (1 + self.run.rounding))
+            largest[above[fits], op] = limit
+            bad[above[~fits], op] = True
+            self._clamped += int(fits.sum())
+            self._became_infinite += int((~fits).sum())
+        counts = np.maximum(counts, bad)
+        elements = np.array([probe.elements for probe in self.trace_probes], np.float64)
+        guessed = np.array([self.run.probes[name].shape is None for name in self.names])
+        excess = counts > elements
+        self._refuse(excess & ~guessed, "has more non-finite values than elements", "correct the count or the shape")
+        self._cut_counts = int((excess & guessed).sum())
+        self._max_abs, self._known = largest, told & ~bad
+        self._nonfinite = np.minimum(counts, elements).astype(np.int64)
+
+    def _refuse(self, cells: np.ndarray, wrong: str, remedy: str) -> None:
+        """Raises ImportFault for the first of the cells."""
+        for s, op in np.argwhere(cells)[:1]:
+            step, name = self.steps[s], self.names[op]
+            step.source.fail(step.stats[name].line, f"probe {quoted(name)} {wrong}", remedy)
+
+    def _optional_members(self) -> dict[str, np.ndarray]:
+        """Statistics that every probe has somewhere: a trace holds them for all probes or not at all."""
+        members, dropped = {}, []
+        for member in OPTIONAL:
+            values, told = self._gather(member)
+            told &= np.isfinite(values)
+            probes = int(told.any(axis=0).sum())
+            if probes == len(self.names):
+                members[member] = _hold(values, told).astype(np.int64 if member in COUNTS else np.float64)
+            elif probes:
+                dropped.append(f"{member} ({probes})")
+        if dropped:
+            self.assumptions.append(f"left out, because not all {len(self.names)} probes have it: {', '.join(dropped)}")
+        return members
+
+    def _series(self) -> dict[str, np.ndarray]:
+        """loss, grad_norm, lr and loss_scale where any step has them."""
+        found = {}
+        for name in SERIES:
+            told = np.array([[name in step.series] for step in self.steps])
+            if told.any():
+                values = np.array([[step.series.get(name, 0.0)] for step in self.steps], np.float64)
+                with np.errstate(over="ignore"):
+                    found[name] = _hold(values, told)[:, 0].astype(np.float32)
+                self._held_series[name] = int((~told).sum())
+        return found
 
     def _raw_probes(self) -> set[str]:
         """Probes whose elements are kept: those that have them at every step."""
@@ -323,85 +381,29 @@ class _Builder:
             self.assumptions.append(f"raw elements of {missing} probes not in the source at every step")
         return kept
 
-    def _tell_rules(self, held_series: Counter) -> None:
+    def _tell_rules(self) -> None:
         def tell(count: int, text: str) -> None:
             if count:
                 self.assumptions.append(f"{count} {text}")
 
-        cells = len(self.steps) * len(self.names)
-        tell(self._held,
-             f"of {cells} values of max_abs not in the source: the last one before is repeated (the first one after, at "
-                         "the start; 0 where there is none)")
+        tell(int((~self._known).sum()),
+             f"of {self._known.size} values of max_abs not in the source: the last one before is repeated (the first one "
+             "after, at the start; 0 where there is none)")
         tell(self._clamped, "magnitudes above the largest finite value by no more than their rounding: that value")
         tell(self._became_infinite, "magnitudes that the probe's format rounds to Inf: one non-finite element each")
         tell(self._cut_counts, "non-finite counts cut to 1: the element count is not in the source")
-        for name, count in held_series.items():
+        for name, count in self._held_series.items():
             tell(count, f"of {len(self.steps)} values of {name} not in the source: the last one before is repeated")
 
-    def _optional_members(self) -> list[str]:
-        """Statistics that every probe has somewhere: a trace holds them for all probes or not at all."""
-        members, dropped = [], []
-        for member in OPTIONAL:
-            having = {name for step in self.steps for name, stat in step.stats.items()
-                      if _finite(getattr(stat, member)) is not None}
-            if having >= set(self.names):
-                members.append(member)
-            elif having:
-                dropped.append(f"{member} ({len(having)})")
-        if dropped:
-            self.assumptions.append(f"left out, because not all {len(self.names)} probes have it: " + ", ".join(dropped))
-        return members
 
-    def _first(self, series: str) -> float:
-        return next(step.series[series] for step in self.steps if series in step.series)
-
-    def _first_finite(self, name: str, probe: Probe) -> float:
-        for step in self.steps:
-            if (value := self._cell(step, name, probe, count=False)[0]) is not None:
-                return value
-        return 0.0
-
-    def _first_optional(self, name: str, member: str):
-        return next(value for step in self.steps if name in step.stats
-                    and (value := _finite(getattr(step.stats[name], member))) is not None)
-
-    def _cell(self, step: Step, name: str, probe: Probe, count: bool = True) -> tuple[float | None, int]:
-        """max_abs (None: not known) and nonfinite of one cell."""
-        stat = step.stats.get(name, Stat())
-        nonfinite = stat.nonfinite or 0
-        largest = stat.max_abs
-        if nonfinite < 0 or largest is not None and largest < 0:
-            step.source.fail(stat.line, f"probe {probe.name!r} has a negative {'count' if nonfinite < 0 else 'magnitude'}",
-                             "correct the value")
-        if largest is not None and not math.isfinite(largest):
-            largest, nonfinite = None, max(nonfinite, 1)
-        elif largest is not None:
-            limit = float(FORMATS[probe.format].max_value)
-            if largest > limit * (1 + self.run.rounding) and not _rounds_to_finite(largest, probe.format):
-                largest, nonfinite = None, max(nonfinite, 1)
-                self._became_infinite += count
-            elif largest > limit:
-                largest = limit
-                self._clamped += count
-        if nonfinite > probe.elements:
-            if stat.line is not None and probe.shape:
-                step.source.fail(stat.line, f"probe {probe.name!r} has {nonfinite} non-finite of {probe.elements} elements",
-                                 "correct the count or the shape")
-            nonfinite = probe.elements  # the element count is not known
-            self._cut_counts += count
-        return largest, nonfinite
+def _hold(values: np.ndarray, told: np.ndarray) -> np.ndarray:
+    """values [steps, columns] where the source tells them, else the last one before; the first one after, at the start; 0
+    where there is none."""
+    last = np.maximum.accumulate(np.where(told, np.arange(len(told))[:, None], -1), axis=0)
+    filled = np.take_along_axis(values, np.where(last < 0, told.argmax(axis=0), last), axis=0)
+    return np.where(told.any(axis=0), filled, 0.0)
 
 
-def _finite(value):
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _rounds_to_finite(value: float, format: str) -> bool:
-    with np.errstate(over="ignore"):
-        return bool(np.isfinite(np.float64(value).astype(FORMATS[format].numpy).astype(np.float64)))
-
-
-def elements_stat(elements: np.ndarray, format: str) -> Stat:
-    """The Stat of all elements of a tensor, which are of the format's type."""
-    statistics = element_statistics(elements)
-    return Stat(elements=elements, **statistics)
+def elements_stat(elements: np.ndarray) -> Stat:
+    """The Stat of all elements of a tensor, which are of the type of a format."""
+    return Stat(elements=elements, **element_statistics(elements))
