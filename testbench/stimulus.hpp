@@ -22,16 +22,20 @@ class Stimulus {
         streams_(parameters.num_streams),
         levels_(parameters.num_ops, 0.3) {}
 
-  /// Inputs of the next edge. `stat_taken`: the statistic of the last inputs was accepted.
-  const CycleInput& next(bool stat_taken) {
+  /// Inputs of the next edge, APB excepted. `stat_taken`: the statistic of the last inputs was
+  /// accepted. `hold`: no new beat and no new statistic, as when a host wants everything drained.
+  const CycleInput& next(bool stat_taken, bool hold = false) {
     if (phase_left_-- == 0) new_phase();
     input_.mode_op = static_cast<std::uint16_t>(below(parameters_.num_ops + 2));
-    input_.beat_valid = chance(phase_.beat);
+    input_.beat_valid = !hold && chance(phase_.beat);
     if (input_.beat_valid) next_beat();
     if (stat_taken) input_.stat_valid = false;
-    if (!input_.stat_valid && chance(phase_.statistic)) next_statistic();
+    if (!hold && !input_.stat_valid && chance(phase_.statistic)) next_statistic();
     return input_;
   }
+
+  /// Training step of the operators that begin now.
+  [[nodiscard]] std::uint32_t step() const { return step_; }
 
  private:
   enum class Stratum { kZero, kSubnormal, kLevel, kNearLimit, kNonfinite, kBits };

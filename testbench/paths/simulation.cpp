@@ -155,15 +155,13 @@ struct Simulation::Modules : public sc_core::sc_module {
               lt.issued.push_back({tag, 0, mode_at_issue});
             }),
         lt_device("lt_device", options.device),
-        lt_bus("lt_bus"),
-        interconnect("interconnect") {
+        lt_bus("lt_bus") {
     clock.clk(pins.clk);
     pins.bind(unit);
     unit.done(done);
     pins.bind(device);
-    lt_unit.socket.bind(interconnect.initiators);
-    lt_bus.socket.bind(interconnect.initiators);
-    interconnect.target.bind(lt_device.socket);
+    lt_unit.socket.bind(lt_device.socket);
+    lt_bus.socket.bind(lt_device.socket);
 
     SC_METHOD(monitor_);
     dont_initialize();
@@ -389,7 +387,6 @@ struct Simulation::Modules : public sc_core::sc_module {
   sc::LooselyTimedUnit lt_unit;
   sc::LooselyTimedDevice lt_device;
   TlmBus lt_bus;
-  Interconnect interconnect;
   driver::Driver lt_host{lt_bus};
 
   LockstepRun run;

@@ -1,7 +1,6 @@
 #pragma once
-// The driver's bus as TLM-2.0 transactions of 4 bytes, and the interconnect that lets host and
-// vector unit share the one target socket of the loosely timed device.
-#include <tlm_utils/multi_passthrough_target_socket.h>
+// The driver's bus as TLM-2.0 transactions of 4 bytes: an initiator beside the vector unit at the
+// socket of the loosely timed device. Accesses take no time.
 #include <tlm_utils/simple_initiator_socket.h>
 
 #include <cstdint>
@@ -42,22 +41,6 @@ class TlmBus final : public sc_core::sc_module, public driver::RegisterBus {
     throw driver::BusError(address,
                            command == tlm::TLM_WRITE_COMMAND ? std::optional(value) : std::nullopt,
                            "refused by the device (" + transaction.get_response_string() + ")");
-  }
-};
-
-/// Any number of initiators, one target, no delay and no address translation.
-class Interconnect final : public sc_core::sc_module {
- public:
-  tlm_utils::multi_passthrough_target_socket<Interconnect> initiators{"initiators"};
-  tlm_utils::simple_initiator_socket<Interconnect> target{"target"};
-
-  explicit Interconnect(sc_core::sc_module_name name) : sc_core::sc_module(name) {
-    initiators.register_b_transport(this, &Interconnect::forward_);
-  }
-
- private:
-  void forward_(int, tlm::tlm_generic_payload& transaction, sc_core::sc_time& delay) {
-    target->b_transport(transaction, delay);
   }
 };
 

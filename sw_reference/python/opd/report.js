@@ -10,7 +10,7 @@
   const FLAG_STYLE = {
     Z: ["#56b4e9", "circle"], D2: ["#0072b2", "triangle-down"],
     FORECAST: ["#e69f00", "triangle-up"], CRITICAL: ["#d55e00", "diamond"], JUMP: ["#7b4fa3", "star"],
-    SATURATED: ["#009e73", "square"], NONFINITE: ["#111111", "x"],
+    SATURATED: ["#009e73", "square"], NONFINITE: ["#111111", "x"], UPSET: ["#cc79a7", "cross"],
   };
   const MODE_FILL = {STABLE: "rgba(230, 159, 0, 0.20)", SAFE: "rgba(200, 30, 30, 0.20)"};
   const MODE_SOLID = {STABLE: "#f8e3b8", SAFE: "#f2c3c1"};
@@ -28,7 +28,7 @@
 
   function unpack(trace) {
     const count = trace.step.length;
-    for (const [key, Type] of [["max_abs", Float32Array], ["baseline_log2", Float32Array], ["flags", Uint16Array],
+    for (const [key, Type] of [["max_abs", Float32Array], ["baseline_log2", Float32Array], ["z", Float32Array], ["flags", Uint16Array],
                                ["mode", Uint8Array], ["risk", Uint8Array], ["cause", Uint8Array]]) {
       trace[key] = rows(decode(trace[key], Type), count);
     }
@@ -129,10 +129,13 @@
     const maxAbs = Array.from(trace.max_abs[op], log2);
     const baseline = Array.from(trace.baseline_log2[op], (m, s) => (finite(m) ? m + (scale ? scale[s] : 0) : null));
     const bad = steps.filter((_, s) => nonfinite[s] > 0);
-    const lanes = data.flags.filter((name, bit) => FLAG_STYLE[name] && (!["Z", "D2"].includes(name) || flags.some(f => f >> bit & 1)));
+    const lanes = data.flags.filter((name, bit) => FLAG_STYLE[name] && (!["Z", "D2", "UPSET"].includes(name) || flags.some(f => f >> bit & 1)));
 
     const panels = [{key: "signal", title: "log<sub>2</sub> max |x|", size: 290}, {key: "flags", title: "flags", size: 96},
                     {key: "risk", title: "risk", size: 74}];
+    const z = Array.from(trace.z[op], v => (finite(v) ? v : null));
+    if (z.some(v => v !== null)) panels.splice(1, 0, {key: "z", title: "z", size: 96});
+    if (trace.hints.length > 0) panels.push({key: "hints", title: "", size: 54});
     for (const [key, title] of [["loss", "loss"], ["grad_norm", "grad norm"], ["loss_scale", "log<sub>2</sub> loss<br>scale"]]) {
       if (trace.series[key]) panels.push({key, title, size: 78});
     }
@@ -213,6 +216,30 @@
     traces.push(line("risk", "risk", Array.from(trace.risk[op], (r, s) => (trace.mode[op][s] === NO_RECORD ? null : r)),
                      {color: INK, width: 1.2, shape: "hvh"},
                      {showlegend: false, fill: "tozeroy", fillcolor: "rgba(26, 36, 51, 0.10)", customdata: told, hovertemplate: "%{customdata}"}));
+    if (yOf.z) {
+      traces.push(line("z", `z (${data.order})`, z, {color: FLAG_STYLE.D2[0], width: 1.2}, {showlegend: false, hovertemplate: "%{y:.2f}"}),
+                  line("z", "Z threshold", steps.map(() => data.z_threshold), {color: LIMIT, width: 1, dash: "dash"},
+                       {showlegend: false, hoverinfo: "skip"}));
+      const largest = z.reduce((a, b) => Math.max(a, b ?? 0), data.z_threshold);
+      Object.assign(yAxis("z"), {range: [Math.max(-10, Math.min(0, ...z.filter(v => v !== null))) - 0.5, largest * 1.1], nticks: 5});
+    }
+    if (yOf.hints) {  // a bar while the training loop is asked to hold a setting down
+      const asked = [["loss_scale", "loss scale"], ["clip_threshold", "clip"], ["learning_rate", "learning rate"]];
+      asked.forEach(([key, name], lane) => {
+        const x = [], y = [], text = [];
+        trace.hints.forEach(({step, factors}, i) => {
+          if (factors[key] === 1) return;
+          const end = i + 1 < trace.hints.length ? trace.hints[i + 1].step : trace.step[trace.step.length - 1];
+          const told = `\u00d7 ${+factors[key].toPrecision(3)}`;
+          x.push(step, end, null);
+          y.push(2 - lane, 2 - lane, null);
+          text.push(told, told, "");
+        });
+        traces.push({type: "scatter", mode: "lines", name, x, y, text, xaxis: "x", yaxis: yOf.hints, showlegend: false,
+                     line: {color: "#7a5195", width: 7}, hovertemplate: "%{text}"});
+      });
+      Object.assign(yAxis("hints"), {range: [-0.6, 2.6], tickvals: [2, 1, 0], ticktext: asked.map(a => a[1]), tickfont: {size: 9}});
+    }
     const thresholds = [...new Set([data.risk_stable, data.risk_safe])];
     Object.assign(yAxis("risk"), {range: [-8, 270], tickvals: [0, ...thresholds]});
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from plotly.offline import get_plotlyjs
 
-from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode
+from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode, Order
 from opd.trace import FORMATS, Trace, TraceError
 
 # docs/formats.md "OpRecord"
@@ -30,6 +30,7 @@ RECORD = np.dtype([("seq", "<u4"), ("step", "<u4"), ("op", "<u2"), ("format", "u
 NO_RECORD = 255   # in the page's mode array: the detection unit never saw that completion
 LEAD_WINDOW = 128  # docs/metrics.md "Lead"
 OPEN_INCIDENTS = 12  # a longer list is folded
+SHOWN_EVENTS = 500  # per trace
 _REPLAY_AGAIN = "run `opd replay` again with the same --out"
 
 
@@ -59,6 +60,7 @@ def write(out_dir: str, trace_files: list[str]) -> str:
     payload = {
         "flags": [flag.name for flag in Flag], "modes": [mode.name for mode in Mode], "causes": [cause.name for cause in Cause],
         "risk_stable": summary["config"]["risk_stable"], "risk_safe": summary["config"]["risk_safe"],
+        "z_threshold": summary["config"]["z_threshold"], "order": Order(summary["config"]["published_order"]).name,
         "traces": [_trace_payload(out, entry, trace) for entry, trace in entries],
     }
     report = out / "report.html"
@@ -127,6 +129,7 @@ def _trace_payload(out: Path, entry: dict, trace: Trace) -> dict:
     steps, probes = len(trace.step), len(trace.probes)
     max_abs = np.full((probes, steps), np.nan, "<f4")
     baseline = np.full((probes, steps), np.nan, "<f4")
+    z = np.full((probes, steps), np.nan, "<f4")
     flags = np.zeros((probes, steps), "<u2")
     mode = np.full((probes, steps), NO_RECORD, "u1")
     risk = np.zeros((probes, steps), "u1")
@@ -143,12 +146,14 @@ def _trace_payload(out: Path, entry: dict, trace: Trace) -> dict:
         max_abs[cell] = magnitudes(records["max_mag"], records["format"])
         for target, field in ((flags, "flags"), (mode, "mode"), (risk, "risk"), (cause, "cause"), (nonfinite, "nonfinite_count")):
             target[cell] = records[field]
-        baseline_file = out / f"{trace.name}.baseline"
-        if path == "cpu" and baseline_file.exists():
-            values = _read_array(baseline_file, np.dtype("<f8"))
+        for target, name in ((baseline, "baseline"), (z, "z")):
+            file = out / f"{trace.name}.{name}"
+            if path != "cpu" or not file.exists():
+                continue
+            values = _read_array(file, np.dtype("<f8"))
             if len(values) != len(records):
-                raise ReportError(baseline_file, f"{len(values)} values for {len(records)} records", _REPLAY_AGAIN)
-            baseline[cell] = values
+                raise ReportError(file, f"{len(values)} values for {len(records)} records", _REPLAY_AGAIN)
+            target[cell] = values
 
     limits = np.array([FORMATS[probe.format].max_value for probe in trace.probes], np.float32)
     went_bad = np.flatnonzero(nonfinite.any(axis=1))
@@ -162,9 +167,10 @@ def _trace_payload(out: Path, entry: dict, trace: Trace) -> dict:
                     "limit": float(limit), "raw": probe.name in trace.raw} for probe, limit in zip(trace.probes, limits)],
         "default_op": first["op"] if first else int(np.argmax(largest / limits)),
         "incidents": entry["incidents"],
+        "hints": entry["host"]["hints"] if entry["host"] else [],
         "raw_windows": _windows(trace),
         # [P, S]: value of operator p at step index s
-        "max_abs": _base64(max_abs), "baseline_log2": _base64(baseline), "flags": _base64(flags), "mode": _base64(mode),
+        "max_abs": _base64(max_abs), "baseline_log2": _base64(baseline), "z": _base64(z), "flags": _base64(flags), "mode": _base64(mode),
         "risk": _base64(risk), "cause": _base64(cause),
         # [S] for each operator that ever was non-finite
         "nonfinite": {str(op): _base64(nonfinite[op]) for op in went_bad},
@@ -250,8 +256,8 @@ def _lead(steps: int) -> str:
 
 def _verdict(out: Path, summary: dict) -> str:
     paths = list(dict.fromkeys(path for entry in summary["traces"] for path in entry["paths"]))
-    counts = (f"{summary['records_compared']:,} records, {summary['beats_compared']:,} beats and "
-              f"{summary['cycles_compared']:,} cycles compared")
+    counts = (f"{summary['records_compared']:,} records, {summary['beats_compared']:,} beats, "
+              f"{summary['events_compared']:,} events and {summary['cycles_compared']:,} cycles compared")
     if summary["mismatches"]:
         lines = [f'<div class="verdict bad"><p><strong>{_count(summary["mismatches"], "mismatch", "es")}</strong>'
                  f" in {counts}.</p>"]
@@ -274,7 +280,9 @@ def _head(out: Path, summary: dict) -> str:
     device = summary["device"]
     parameters = [("operators", device["num_ops"]), ("datapath", f"{device['datapath_width']} bits"),
                   ("streams", device["num_streams"]), ("op queue", f"{device['queue_depth']} completions"),
-                  ("counters", f"{device['counter_width']} bits")]
+                  ("event queue", f"{device['event_depth']} events"), ("counters", f"{device['counter_width']} bits"),
+                  ("engines", " and ".join(name for name in ("forecast", "published") if device[f"{name}_engine"])),
+                  ("risk profile", _text(summary["profile"]))]
     shown = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in parameters)
     return (f"<header><h1>Replay report</h1><p class=\"sub\">{_count(len(summary['traces']), 'trace')}, {operators:,} operator "
             "executions replayed through models of the on-chip overflow-precursor detector</p>"
@@ -289,19 +297,21 @@ def _crosscheck(summary: dict) -> str:
                           f"<b>{_text(c['left'])}&thinsp;&ne;&thinsp;{_text(c['right'])}</b>" for c in entry["comparisons"])
         rows.append((bad, [_text(entry["name"]), _label(entry["label"]), f"{entry['steps']:,}", f"{entry['probes']:,}",
                            f"{entry['operators_raw']:,}", f"{entry['operators_statistic']:,}", f"{entry['records_compared']:,}",
-                           f"{entry['beats_compared']:,}", f"{entry['cycles_compared']:,}", f"{entry['mismatches']:,}",
+                           f"{entry['beats_compared']:,}", f"{entry['cycles_compared']:,}", f"{entry['events_compared']:,}",
+                           f"{entry['mismatches']:,}",
                            pairs or DASH]))
         for skip in entry["paths_skipped"].items():
             skipped.setdefault(skip, []).append(entry["name"])
     if len(rows) > 1:
         rows.append(("total", ["all", "", "", "", "", "", *(f"{summary[key]:,}" for key in (
-            "records_compared", "beats_compared", "cycles_compared", "mismatches")), ""]))
+            "records_compared", "beats_compared", "cycles_compared", "events_compared", "mismatches")), ""]))
     told = "".join(f"<li><b>{_text(path)}</b> skipped for {_text(', '.join(names))}: {_text(reason)}</li>"
                    for (path, reason), names in skipped.items())
     return ("<section><h2>Cross-check</h2>" +
             _table(["trace", "label", "#steps", "#probes", "#raw ops", "#statistic ops", "#records", "#beats", "#cycles",
-                    "#mismatches", "~pairs of paths"], rows) +
-            '<p class="note">Records are compared bit for bit by seq; rtl and systemc also every output pin in every cycle. '
+                    "#events", "#mismatches", "~pairs of paths"], rows) +
+            '<p class="note">Records are compared bit for bit by seq; rtl and systemc also every output pin in every cycle; what a '
+            "host's driver read (events one by one, hints, mode counts and last clean step at the end) with the reference. "
             "A <i>raw op</i> went element by element through the datapath, a <i>statistic op</i> through the sideband.</p>" +
             (f'<ul class="skipped">{told}</ul>' if told else "") + "</section>")
 
@@ -421,6 +431,84 @@ def _detection(summary: dict) -> str:
     return "".join(parts) + "</section>"
 
 
+def _engines(summary: dict) -> str:
+    """What each engine flags, and what would have been decided under its risk profile."""
+    rows = []
+    for entry in summary["traces"]:
+        for position, engine in enumerate(entry["engines"]):
+            z = engine["largest_z"]
+            incident = entry["first_incident"]
+            rows.append(("first" if position == 0 else "", [
+                _text(entry["name"]) if position == 0 else "", _label(entry["label"]) if position == 0 else "",
+                _text(engine["name"]), _text(engine["order"]) if engine["order"] else DASH, f"{engine['records_flagged']:,}",
+                f"{engine['alarms']:,}", f"{engine['alarms_per_1000']:.3f}", f"{engine['downshifts']:,}",
+                _lead(engine["lead_steps"]) if incident else DASH, _text(engine["mode_before"]) if incident else DASH,
+                f"{_number(z['z'])}" if z else DASH,
+                f"step {z['step']:,}, {_text(z['probe'])}" if z else DASH]))
+    if not rows:
+        return ""
+    return ("<section><h2>Both engines</h2>" +
+            _table(["trace", "label", "engine", "order", "#records flagged", "#alarms", "#per 1000", "#downshifts",
+                    "#lead (steps)", "mode then", "#largest z", "~at"], rows) +
+            '<p class="note">Each engine under its own risk profile on the same records, whatever profile this replay ran with '
+            f"({_text(summary['profile'])}). <i>forecast</i>: FORECAST, CRITICAL, JUMP. <i>published</i>: Z and D2, the rule of the "
+            "literature, scored before or after mean and variance take the sample in; scored after, z cannot pass "
+            "&radic;((W&minus;1)/2), 7.97 for a window of 128, however large the outlier.</p></section>")
+
+
+def _factor(value: float) -> str:
+    """A factor on a setting of the training loop: 1/256, 0.1."""
+    inverse = 1 / value if value > 0 else 0
+    return f"1/{inverse:.0f}" if value < 1 and inverse == round(inverse) else f"{value:.3g}"
+
+
+def _asked(factors: dict) -> str:
+    names = (("loss_scale", "loss scale"), ("clip_threshold", "clip threshold"), ("learning_rate", "learning rate"))
+    parts = [f"{told} &times;&thinsp;{_factor(factors[name])}" for name, told in names if factors[name] != 1]
+    return ", ".join(parts) or "its own settings again"
+
+
+def _flag_names(bits: int) -> str:
+    return ", ".join(flag.name for flag in Flag if bits >> flag & 1) or DASH
+
+
+def _host(entries: list[tuple[dict, Trace]]) -> str:
+    """What the driver read, and what the training loop was asked to do."""
+    rows, parts = [], []
+    for entry, trace in entries:
+        host = entry["host"]
+        if not host:
+            continue
+        figures = next(f for f in entry["reaction_and_overhead"] if f["path"] == host["path"])
+        changes = host["learning_rate_changes"]
+        rows.append([_text(entry["name"]), _text(host["path"]), f"{len(host['events']):,}", f"{host['events_lost']:,}",
+                     *(f"{figures[key]:,}" if key in figures else DASH for key in ("event_high_water", "queue_high_water")),
+                     f"{len(host['hints']):,}", f"{host['stable_ops']:,}", f"{host['safe_ops']:,}",
+                     f"{host['last_clean_step']:,}" if host["last_clean_step"] is not None else "none",
+                     ", ".join(map(str, changes[:6])) + (" &hellip;" if len(changes) > 6 else "") or DASH])
+        if host["hints"]:
+            asked = [[f"{hint['step']:,}", _asked(hint["factors"])] for hint in host["hints"]]
+            parts.append(f"<details{' open' if len(asked) <= OPEN_INCIDENTS else ''}><summary>{_text(entry['name'])}: what the "
+                         f"training loop was asked to do, {_count(len(asked), 'change')}</summary>" +
+                         _table(["#step", "~from here on"], asked) + "</details>")
+        if host["events"]:
+            events = [[f"{e['step']:,}", f"{e['op']}", _text(trace.probes[e["op"]].name), f"{e['old_mode']} &rarr; {e['new_mode']}"
+                       if e["old_mode"] != e["new_mode"] else _text(e["new_mode"]), _text(e["cause"]), _flag_names(e["flags"]),
+                       f"{e['risk']}"] for e in host["events"][:SHOWN_EVENTS]]
+            rest = len(host["events"]) - len(events)
+            parts.append(f"<details><summary>{_text(entry['name'])}: {_count(len(host['events']), 'event')}</summary>" +
+                         _table(["#step", "#op", "~operator", "mode", "cause", "~flags", "#risk"], events) +
+                         (f'<p class="note">{rest:,} more in summary.json.</p>' if rest else "") + "</details>")
+    if not rows:
+        return ""
+    return ("<section><h2>Host</h2>" +
+            _table(["trace", "path", "#events", "#lost", "#event queue", "#op queue", "#hint changes", "#STABLE at end", "#SAFE at end",
+                    "#last clean step", "~learning-rate changes at step"], rows) +
+            '<p class="note">What the driver beside the device read through its registers. <i>event queue</i>, <i>op queue</i>: '
+            "largest levels. A hint is a factor on the training loop's own settings; the trace was recorded without a loop that "
+            "follows it.</p>" + "".join(parts) + "</section>")
+
+
 def _trace_section(index: int, entry: dict, trace: Trace) -> str:
     facts = [f"{entry['steps']:,} steps", f"{entry['probes']:,} operators",
              f"{_bytes(entry['raw_bytes'])} of raw elements" if entry["raw_bytes"] else "statistics only"]
@@ -451,16 +539,17 @@ def _registers(config: dict) -> str:
     rows = []
     for name, value in config.items():
         reset = CONFIG_RESET.get(name)
+        shown = (lambda v: f"{v:.6g}" if isinstance(v, float) else str(v))
         bits = f"{value / 32:.2f}" if name.startswith("limit_") or name in (
-            "forecast_headroom", "critical_headroom", "jump_threshold") else DASH
-        rows.append(("changed" if value != reset else "", [f"<code>{_text(name)}</code>", str(value), bits,
-                                                           str(reset) if reset is not None else DASH]))
+            "forecast_headroom", "critical_headroom", "jump_threshold", "desensitise_jump") else DASH
+        rows.append(("changed" if value != reset else "", [f"<code>{_text(name)}</code>", shown(value), bits,
+                                                           shown(reset) if reset is not None else DASH]))
     third = -(-len(rows) // 3)
     blocks = "".join(_table(["field", "#value", "#log2", "#reset"], rows[i:i + third]) for i in range(0, len(rows), third))
     told = "all at their reset value" if not changed else f"{changed} changed from the reset value (bold)"
     documents = [("docs/metrics.md", "alarm, lead, reaction, overhead, energy"), ("docs/numerics.md", "flags, baseline, risk"),
                  ("docs/controller.md", "modes"), ("docs/registers.md", "meaning and range of every field"),
-                 ("docs/architecture.md", "paths, timing"), ("docs/formats.md", "records and traces")]
+                 ("docs/architecture.md", "paths, timing"), ("docs/programming.md", "events, hints, the host"), ("docs/formats.md", "records and traces")]
     shown = "".join(f"<li><code>{file}</code>: {what}</li>" for file, what in documents)
     return (f'<section><h2>Registers</h2><p class="note">Configuration of every path in this replay: {told}.</p>'
             f'<div class="columns">{blocks}</div><h3>Definitions</h3><ul class="documents">{shown}</ul></section>')
@@ -481,6 +570,7 @@ def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: 
         f"<title>opd replay: {_text(names)}</title>\n",
         f"<style>\n{here.with_suffix('.css').read_text('ascii')}</style></head>\n<body>\n",
         _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _synthesis(summary), "\n", _detection(summary), "\n",
+        _engines(summary), "\n", _host(entries), "\n",
         "<noscript><p class=\"verdict idle\">The plots need JavaScript.</p></noscript>\n",
         "\n".join(_trace_section(i, entry, trace) for i, (entry, trace) in enumerate(entries)), "\n",
         _registers(summary["config"]), "\n",

@@ -77,14 +77,63 @@ def test_shipped_traces_are_equal_in_every_path(shipped):
         assert "cuda" in trace["paths"] or trace["paths_skipped"]["cuda"]
 
 
-def test_shipped_traces_decide_within_four_cycles_without_a_stall(shipped):
+def test_shipped_traces_decide_within_twelve_cycles_without_a_stall(shipped):
     _, summary, _ = shipped
     for trace in summary["traces"]:
-        assert trace["reaction_cycles"] == 4
+        assert trace["reaction_cycles"] == 12
         for path in trace["reaction_and_overhead"]:
             if path["path"] in ("rtl", "systemc"):
                 assert path["stall_cycles"] == 0 and path["unseen"] == 0
-                assert path["reaction"]["cycles"]["maximum"] <= 4
+                assert path["reaction"]["cycles"]["maximum"] <= 12
+                assert path["queue_high_water"] < summary["device"]["queue_depth"]
+
+
+def test_shipped_traces_hosts_read_what_the_reference_derives(shipped):
+    _, summary, stdout = shipped
+    assert summary["events_compared"] > 1000
+    for trace in summary["traces"]:
+        host = trace["host"]
+        assert host["path"] == "rtl" and host["events_lost"] == 0
+        assert trace["events_compared"] == len(host["events"])
+        pairs = [c for c in trace["comparisons"] if "cpu" in (c["left"], c["right"])]
+        assert {c["left"] for c in pairs} | {c["right"] for c in pairs} >= set(LOCKSTEP_PATHS)
+        assert all(c["events"] == len(host["events"]) for c in pairs)
+        # Learning rates of these runs: a linear warm-up, then a slow decay.
+        assert host["learning_rate_changes"] == [1, 2, 3]
+        for event in host["events"]:
+            assert event["cause"] != "NONE" and (event["old_mode"] != event["new_mode"]) == (event["cause"] != "ESCALATE")
+    healthy = next(t for t in summary["traces"] if t["label"] == "healthy")
+    assert healthy["host"]["events"] == [] and healthy["host"]["hints"] == []
+    overflow = next(t for t in summary["traces"] if t["label"] == "gradual")
+    first = overflow["host"]["hints"][0]
+    assert first["factors"] == {"loss_scale": 2.0 ** -8, "clip_threshold": 0.5, "learning_rate": 1.0}
+    assert first["step"] == overflow["host"]["events"][0]["step"]
+    assert overflow["host"]["last_clean_step"] == overflow["first_incident"]["step"] - 1
+    assert "loss scale x 1/256" in stdout
+
+
+def test_shipped_traces_show_both_engines(shipped):
+    _, summary, stdout = shipped
+    for trace in summary["traces"]:
+        assert [(e["name"], e["order"]) for e in trace["engines"]] == [("forecast", None), ("published", "BEFORE"), ("published", "AFTER")]
+        forecast, before, after = trace["engines"]
+        assert forecast["alarms"] == trace["detection"]["alarms"] and forecast["lead_steps"] == trace["lead_steps"]
+        assert forecast["largest_z"] is None
+        assert after["largest_z"]["z"] < 127 ** 0.5 / 2 ** 0.5 <= 7.97 < before["largest_z"]["z"]  # sqrt((W - 1) / 2), W = 128
+    overflow = next(t for t in summary["traces"] if t["label"] == "gradual")
+    assert all(e["lead_steps"] >= 1 for e in overflow["engines"])
+    assert "Engines, each with its own risk profile" in stdout
+
+
+def test_the_published_profile_decides_by_its_engine(tmp_path):
+    trace = next(p for p in SHIPPED if "overflow" in p.name)
+    opd("replay", trace, "--paths", "systemc,cpu", "--profile", "published", "--set", "published_order=1", "--out", tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    entry = summary["traces"][0]
+    assert summary["mismatches"] == 0 and summary["profile"] == "published"
+    assert summary["config"]["weight_z"] == 128 and summary["config"]["weight_forecast"] == 0
+    after = entry["engines"][2]
+    assert (after["alarms"], after["lead_steps"]) == (entry["detection"]["alarms"], entry["lead_steps"])
 
 
 def test_healthy_run_raises_nothing(shipped):
@@ -298,6 +347,11 @@ def test_unwritable_output_folder(small, tmp_path):
     (["--paths", "rtl,fpga"], ["fpga", "systemc"]),
     (["--set", "baseline_shift=9"], ["baseline_shift", "1..8"]),
     (["--set", "baseline_shift=four"], ["four", "1..8"]),
+    (["--set", "z_threshold=five"], ["five", "a number", "0..32768"]),
+    (["--set", "z_threshold=-1"], ["'-1'", "0..32768"]),
+    (["--set", "published_alpha=1.5"], ["1.5", "..1"]),
+    (["--set", "variance_floor=nan"], ["nan", "a number"]),
+    (["--profile", "paper"], ["--profile paper", "forecast, published"]),
     (["--set", "window=4"], ["window", "baseline_shift"]),
     (["--streams", "5"], ["--streams", "1..4"]),
     (["--bubbles", "-1"], ["--bubbles"]),
@@ -319,6 +373,8 @@ def test_no_command_is_bad_usage():
 
 @pytest.mark.parametrize("arguments", [["--bubbles", "3"], ["--streams", "4"], ["--streams", "3", "--bubbles", "2"],
                                        ["--lane-latency", "1"],
+                                       ["--profile", "published", "--set", "published_min_samples=4", "--set", "z_threshold=0.5"],
+                                       ["--set", "published_alpha=0.5", "--set", "variance_floor=1e-30", "--set", "published_order=1"],
                                        ["--set", "quiet_steps=2", "--set", "safe_steps=1", "--set", "risk_stable=1"]])
 def test_every_format_interleaved_and_with_bubbles(small, tmp_path, arguments):
     opd("replay", small, "--out", tmp_path, *arguments)
@@ -329,7 +385,7 @@ def test_every_format_interleaved_and_with_bubbles(small, tmp_path, arguments):
     assert set(LOCKSTEP_PATHS) <= set(trace["paths"])
 
 
-def test_single_beat_operators_lose_nothing_by_default_and_say_so_when_they_do(tmp_path):
+def test_single_beat_operators_lose_completions_and_say_so_unless_they_have_pauses(tmp_path):
     path = tmp_path / "tiny.safetensors"
     probes = [Probe(f"op{i}", "activation", "FP16", (2,)) for i in range(40)]
     writer = TraceWriter("tiny", "data", probes)
@@ -337,14 +393,16 @@ def test_single_beat_operators_lose_nothing_by_default_and_say_so_when_they_do(t
         writer.add_step(step, raw={p.name: np.ones(2, np.float16) for p in probes}, max_abs=np.ones(40, np.float32),
                         nonfinite=np.zeros(40, np.int64))
     writer.write(path)
-    opd("replay", path, "--out", tmp_path)
-    trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
-    assert trace["records_compared"] == 800 and trace["reaction_cycles"] == 4 and trace["mismatches"] == 0
-    stdout = opd("replay", path, "--bubbles", "0", "--out", tmp_path).stdout
+    stdout = opd("replay", path, "--out", tmp_path).stdout
     trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
     unseen = 800 - trace["records_compared"]
-    assert unseen > 300 and trace["mismatches"] == 0  # one completion a clock into a unit that takes one every two
+    assert unseen > 300 and trace["mismatches"] == 0  # one completion in two clocks into a unit that takes one in ten
     assert "op queue full" in stdout and f" {unseen} " in stdout and "systemc-lt" in trace["paths_skipped"]
+    device = next(p for p in trace["reaction_and_overhead"] if p["path"] == "rtl")
+    assert device["unseen"] == unseen and device["queue_high_water"] == 8
+    opd("replay", path, "--bubbles", "9", "--out", tmp_path)
+    trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
+    assert trace["records_compared"] == 800 and trace["reaction_cycles"] == 12 and trace["mismatches"] == 0
 
 
 def test_statistics_only_trace_says_so(tmp_path):
@@ -379,10 +437,18 @@ def test_info_lists_the_probes(small):
     assert all(f"op{i}" in stdout for i in range(6)) and "E4M3" in stdout
 
 
+def test_info_registers_lists_every_field_with_its_reset_value():
+    stdout = opd("registers").stdout
+    assert re.search(r"^0x128 +CRITICAL.HEADROOM +9:0 +rw +32 +0..1023 +critical_headroom$", stdout, re.MULTILINE)
+    assert re.search(r"^0x168 +Z_THRESHOLD.VALUE +31:0 +rw +5 +0..32768 +z_threshold$", stdout, re.MULTILINE)
+    assert re.search(r"^0x040 +IRQ_STATUS.EVENT +0 +r, w1c ", stdout, re.MULTILINE)
+    assert len(stdout.splitlines()) > 100
+
+
 def test_rtl_alone_is_compared_cycle_by_cycle(small, tmp_path):
     stdout = opd("replay", small, "--paths", "rtl", "--out", tmp_path).stdout
     trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
-    assert trace["cycles_compared"] > 0 and trace["reaction_cycles"] == 4
+    assert trace["cycles_compared"] > 0 and trace["reaction_cycles"] == 12
     assert "0 mismatches" in stdout and "nothing was compared" not in stdout
 
 
@@ -393,8 +459,8 @@ def test_figures_that_do_not_exist_are_absent(tmp_path):
     entry = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
     assert entry["reaction_cycles"] is None
     device = next(p for p in entry["reaction_and_overhead"] if p["path"] == "rtl")
-    assert device["reaction"]["cycles"] is None and device["reaction"]["sideband_cycles"]["maximum"] == 3
-    assert "sideband 3..3 cycles" in stdout and "0..0 cycles" not in stdout and " 0 ns" not in stdout
+    assert device["reaction"]["cycles"] is None and device["reaction"]["sideband_cycles"]["maximum"] == 11
+    assert "sideband 11..11 cycles" in stdout and "0..0 cycles" not in stdout and " 0 ns" not in stdout
 
 
 def test_an_incident_of_a_gradient_is_called_an_incident(tmp_path):
@@ -470,4 +536,16 @@ def test_models_do_not_share_arithmetic():
     systemc, reference = includes("systemc"), includes("sw_reference")
     assert systemc and reference
     assert {name for name in systemc if not name.startswith(("opd/sc/", "opd/types/"))} == set()
-    assert {name for name in reference if not name.startswith(("opd/reference/", "opd/types/"))} == set()
+    driver = includes("sw_reference/driver") | includes("sw_reference/include/opd/driver")
+    assert driver and {name for name in driver if not name.startswith(("opd/driver/", "opd/types/"))} == set()
+    assert {name for name in reference - driver if not name.startswith(("opd/reference/", "opd/types/"))} == set()
+    assert not {name for name in systemc | includes("sw_reference/cpu") | includes("sw_reference/include/opd/reference")
+                if name.startswith("opd/driver/")}
+
+
+def test_programming_page_shows_the_example_that_is_tested():
+    source = (ROOT / "testbench" / "tests" / "system" / "host_example_test.cpp").read_text()
+    example = source.split("// [example]\n")
+    assert len(example) == 3
+    page = (ROOT / "docs" / "programming.md").read_text()
+    assert page.split("```cpp\n")[1].split("```")[0] == example[1]

@@ -63,21 +63,33 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
     spread = {"minimum": 4, "median": 4, "p99": 4, "maximum": 4}
     incident = {"op": 0, "probe": "attn.qk", "step": 21, "lead_steps": 8, "first_alarm_step": 13, "mode_before": "STABLE"}
     device = {"records": len(records), "unseen": 1, "seconds": 0.25}
+    engine = {"order": None, "records_flagged": 1357, "alarms": 24, "alarms_per_1000": 1.5, "downshifts": 3, "lead_steps": 8,
+              "mode_before": "STABLE", "largest_z": None}
+    event = {"step": 13, "op": 1, "old_mode": "FAST", "new_mode": "STABLE", "cause": "RISK", "flags": 1 << Flag.Z, "risk": 129}
     return {
         "name": trace.name, "file": trace.name + ".safetensors", "label": trace.label, "kind": "raw", "steps": len(STEPS),
         "probes": len(PROBES), "operators_raw": 3, "operators_statistic": 21, "raw_bytes": 192,
         "paths": ["rtl", "systemc", "cpu"], "paths_skipped": {"cuda": "no <CUDA> device"},
-        "records_compared": len(records), "beats_compared": 12345, "cycles_compared": 67890, "mismatches": 0,
-        "comparisons": [{"left": "rtl", "right": other, "records": len(records), "mismatches": 0} for other in ("systemc", "cpu")],
+        "records_compared": len(records), "beats_compared": 12345, "cycles_compared": 67890, "events_compared": 246,
+        "mismatches": 0,
+        "comparisons": [{"left": "rtl", "right": other, "records": len(records), "events": 246, "mismatches": 0} for other in ("systemc", "cpu")],
         "lead_steps": 8, "first_incident": incident, "incidents": [incident],
         "detection": {"probe_steps": len(records), "alarms": 4321, "alarms_per_1000": 17.25, "records_with_alarm_flags": 9,
                       "downshifts": 2, "flags": {flag.name: int(flag) for flag in Flag}},
+        "engines": [{"name": "forecast", **engine},
+                    {"name": "published", **engine, "order": "AFTER", "lead_steps": 0,
+                     "largest_z": {"z": 7.875, "op": 1, "probe": NASTY, "step": 20}}],
+        "host": {"path": "rtl", "events_lost": 2, "events": [event, {**event, "old_mode": "STABLE", "cause": "ESCALATE"}],
+                 "hints": [{"step": 13, "factors": {"loss_scale": 0.00390625, "clip_threshold": 0.5, "learning_rate": 1.0}},
+                           {"step": 20, "factors": {"loss_scale": 0.00390625, "clip_threshold": 0.5, "learning_rate": 6554 / 65536}},
+                           {"step": 21, "factors": {"loss_scale": 1.0, "clip_threshold": 1.0, "learning_rate": 1.0}}],
+                 "stable_ops": 1, "safe_ops": 0, "last_clean_step": None, "learning_rate_changes": [11, 20]},
         "lead_when_sampled": [{"every": 1, "lead_steps": 8, "alarms_per_1000": 0.5},
                               {"every": 2, "lead_steps": 7, "alarms_per_1000": 1.5}],
-        "reaction_cycles": 4,
+        "reaction_cycles": 12,
         "reaction_and_overhead": [
             *({"path": path, **device, "reaction": {"basis": "counted", "cycles": spread, "sideband_cycles": {**spread, "maximum": 5.0}},
-               "cycles": 67890, "beats": 12345, "stall_cycles": 0, "queue_high_water": 2, "extra_element_bytes": 0}
+               "cycles": 67890, "beats": 12345, "stall_cycles": 0, "queue_high_water": 2, "event_high_water": 6, "extra_element_bytes": 0}
               for path in ("rtl", "systemc")),
             {"path": "cpu", **device, "reaction": {"basis": "measured", "nanoseconds": {**spread, "median": 1234.0, "p99": 5678.0}},
              "extra_element_bytes": 192, "microseconds_per_step": 41.7},
@@ -101,13 +113,18 @@ class Replay:
         for path in ("rtl", "systemc", "cpu"):
             self.records.tofile(folder / f"small.{path}.records")
         self.baseline.astype("<f8").tofile(folder / "small.baseline")
+        self.z = np.random.default_rng(13).normal(size=len(self.records))
+        self.z[:7] = np.nan
+        self.z.astype("<f8").tofile(folder / "small.z")
         self.entry = make_entry(self.trace, self.records)
         self.config = dict(CONFIG_RESET)
 
     def write(self) -> str:
-        totals = {key: self.entry[key] for key in ("records_compared", "beats_compared", "cycles_compared", "mismatches")}
-        device = {"num_ops": 256, "datapath_width": 512, "num_streams": 4, "queue_depth": 8, "counter_width": 32}
-        summary = {"format": "opd-summary", "version": 1, "device": device, "config": self.config, "traces": [self.entry], **totals}
+        totals = {key: self.entry[key] for key in ("records_compared", "beats_compared", "cycles_compared", "events_compared",
+                                                   "mismatches")}
+        device = {"num_ops": 256, "datapath_width": 512, "num_streams": 4, "queue_depth": 8, "counter_width": 32, "event_depth": 16,
+                  "forecast_engine": True, "published_engine": True}
+        summary = {"format": "opd-summary", "version": 1, "device": device, "profile": "published", "config": self.config, "traces": [self.entry], **totals}
         (self.out / "summary.json").write_text(json.dumps(summary))
         path = write(str(self.out), [self.file])
         assert path == str(self.out / "report.html")
@@ -169,14 +186,15 @@ def test_payload_holds_the_numbers_of_the_records(replay):
     assert trace["path"] == "cpu" and trace["step"] == STEPS
     shape = (len(PROBES), len(STEPS))
     arrays = {name: decode(trace[name], dtype, *shape) for name, dtype in (
-        ("max_abs", "<f4"), ("baseline_log2", "<f4"), ("flags", "<u2"), ("mode", "u1"), ("risk", "u1"), ("cause", "u1"))}
+        ("max_abs", "<f4"), ("baseline_log2", "<f4"), ("z", "<f4"), ("flags", "<u2"), ("mode", "u1"), ("risk", "u1"), ("cause", "u1"))}
     compared = 0
-    for record, baseline in zip(replay.records, replay.baseline):
+    for record, baseline, z in zip(replay.records, replay.baseline, replay.z):
         op, s = int(record["op"]), STEPS.index(record["step"])
         for name in ("flags", "mode", "risk", "cause"):
             assert arrays[name][op, s] == record[name], (name, op, s)
         assert arrays["max_abs"][op, s] == replay.trace.max_abs[s, op]
         np.testing.assert_equal(float(arrays["baseline_log2"][op, s]), baseline)
+        np.testing.assert_equal(arrays["z"][op, s], np.float32(z))
         compared += 1
     assert compared == 23
     assert arrays["mode"][2, 3] == NO_RECORD and np.isnan(arrays["max_abs"][2, 3])  # the unseen completion
@@ -188,12 +206,15 @@ def test_payload_holds_the_numbers_of_the_records(replay):
     assert [p["limit"] for p in trace["probes"]] == [float(FORMATS[p.format].max_value) for p in PROBES]
     assert trace["default_op"] == 0
     assert "grad_norm" not in trace["series"]
+    assert trace["hints"] == replay.entry["host"]["hints"] and (data["order"], data["z_threshold"]) == ("BEFORE", 5.0)
     assert data["lead_when_sampled"] == [{"name": "small", "leads": replay.entry["lead_when_sampled"]}]
 
 
 def test_tables_say_what_the_summary_says(replay):
     words = Page(replay.write()).words
-    for expected in ("23 records, 12,345 beats and 67,890 cycles compared", "0 mismatches", "512 bits", "8 completions",
+    for expected in ("23 records, 12,345 beats, 246 events and 67,890 cycles compared", "forecast and published", "1,357",
+                     "risk profile published", "7.88", "loss scale \xd7 1/256, clip threshold \xd7 1/2, learning rate \xd7 0.1",
+                     "its own settings again", "3 changes", "2 events", "FAST \u2192 STABLE", "ESCALATE", "11, 20", "0 mismatches", "512 bits", "8 completions",
                      "rtl = systemc, rtl = cpu", "skipped for small: no <CUDA> device", "tap 4 cycles",
                      "sideband 4..5 cycles", "1.23 \xb5s", "5.68 \xb5s", "41.7 \xb5s", "modelled", "not measured", "11.6 \xb5s",
                      "6.7 \xb5s", "4.8 TB/s", "4,321", "17.250", "step 21, attn.qk", "STABLE",
@@ -232,7 +253,7 @@ def test_one_path_compares_nothing(replay):
 
 def test_no_path_and_no_incident(replay):
     replay.entry.update(paths=[], comparisons=[], reaction_and_overhead=[], records_compared=0, first_incident=None, incidents=[],
-                        lead_when_sampled=[])
+                        lead_when_sampled=[], engines=[], host=None)
     page = Page(replay.write())
     assert "there are no records to draw" in page.words
     assert not [a for _, a in page.tags if "data-trace" in a]
@@ -290,6 +311,7 @@ def other_operators(file):
     ("small.cpu.records", other_steps, "holds operators or steps that small.safetensors does not have"),
     ("small.cpu.records", other_operators, "holds operators or steps that small.safetensors does not have"),
     ("small.baseline", lambda file: file.write_bytes(bytes(8)), "1 values for 23 records"),
+    ("small.z", lambda file: file.write_bytes(bytes(16)), "2 values for 23 records"),
 ])
 def test_errors_name_file_and_remedy(replay, name, damage, wrong, capsys):
     replay.write()

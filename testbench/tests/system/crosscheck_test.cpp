@@ -1,10 +1,12 @@
 // Testplan: CHK-01 (every field that a path can get wrong is named), CHK-03 (a fault planted in the
-// RTL is found, at its operator, step, seq, field and cycle), MET-01 (lead, alarms and downshifts
+// RTL is found, at its operator, step, seq, field and cycle), DRV-03 (the host beside each device),
+// MET-01 (lead, alarms and downshifts
 // on records written by hand).
 #include "crosscheck.hpp"
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <systemc>
 
@@ -107,6 +109,10 @@ TEST(CompareCycles, NamesThePinThatDiffers) {
   EXPECT_EQ(pin_of([](CycleOutput& o) { ++o.queue_level; }), "queue_level");
   EXPECT_EQ(pin_of([](CycleOutput& o) { ++o.queue_high_water; }), "queue_high_water");
   EXPECT_EQ(pin_of([](CycleOutput& o) { ++o.unseen_count; }), "unseen_count");
+  EXPECT_EQ(pin_of([](CycleOutput& o) { o.irq = true; }), "irq");
+  EXPECT_EQ(pin_of([](CycleOutput& o) { o.apb.ready = true; }), "apb_ready");
+  EXPECT_EQ(pin_of([](CycleOutput& o) { o.apb.error = true; }), "apb_error");
+  EXPECT_EQ(pin_of([](CycleOutput& o) { ++o.apb.data; }), "apb_data");
 }
 
 TEST(CompareStreams, AMissingRecordIsOneMismatchWhereverItIsMissing) {
@@ -131,11 +137,42 @@ TEST(CompareStreams, AMissingRecordIsOneMismatchWhereverItIsMissing) {
   }
 }
 
+TEST(CompareEvents, NamesTheFirstThatDiffersAndCountsThoseThatAreMissing) {
+  std::vector<Event> five(5);
+  for (std::uint32_t i = 0; i < 5; ++i) five[i] = {.step = i, .op = 3, .cause = Cause::kRisk};
+  const auto all = compare_events("rtl", five, 0, "cpu", five);
+  EXPECT_EQ(all.compared, 5u);
+  EXPECT_EQ(all.mismatches, 0u);
+  // Two lost, wherever they are: equal when they have been counted.
+  const std::vector<Event> three = {five[0], five[2], five[3]};
+  EXPECT_EQ(compare_events("rtl", three, 2, "cpu", five).mismatches, 0u);
+  EXPECT_EQ(compare_events("rtl", three, 2, "cpu", five).compared, 3u);
+  for (const std::uint32_t lost : {0u, 1u, 3u})
+    EXPECT_EQ(compare_events("rtl", three, lost, "cpu", five).mismatches, 1u) << lost;
+  // One that differs, one too many, two that change places.
+  std::vector<Event> other = five;
+  other[1].risk = 7;
+  const auto differs = compare_events("rtl", other, 0, "cpu", five);
+  EXPECT_GE(differs.mismatches, 1u);
+  ASSERT_TRUE(differs.first);
+  EXPECT_EQ(differs.first->field, "event");
+  EXPECT_NE(differs.first->left_value.find("risk 7"), std::string::npos);
+  EXPECT_NE(differs.first->right_value.find("step 1, op 3"), std::string::npos);
+  other = five;
+  other.push_back(five[0]);
+  EXPECT_GE(compare_events("rtl", other, 0, "cpu", five).mismatches, 1u);
+  other = five;
+  std::swap(other[2], other[3]);
+  EXPECT_GE(compare_events("rtl", other, 0, "cpu", five).mismatches, 1u);
+  EXPECT_EQ(compare_events("rtl", {}, 0, "cpu", five).mismatches, 1u);
+  EXPECT_EQ(compare_events("rtl", five, 0, "cpu", {}).mismatches, 5u);
+}
+
 TEST(PlantedFault, TheMutatedRtlIsNamedAtItsOperatorStepAndCycle) {
   const trace::Trace trace = growing_trace(40);
   const OperatorStream operators(trace, rtl_parameters().num_ops);
-  Simulation simulation({.device = rtl_parameters()});
-  const auto rtl = make_mutant_rtl_device({});
+  Simulation simulation({.device = rtl_parameters(), .bubbles = 9});
+  const auto rtl = make_mutant_rtl_device();
   const LockstepResult result = simulation.run_lockstep(operators, rtl.get());
   ASSERT_TRUE(result.divergence) << "the cross-check let a faulty device pass";
   const Divergence& d = *result.divergence;
@@ -145,33 +182,71 @@ TEST(PlantedFault, TheMutatedRtlIsNamedAtItsOperatorStepAndCycle) {
   EXPECT_EQ(d.record->op, 0);
   EXPECT_EQ(d.record->step, 16u);
   EXPECT_EQ(d.record->seq, 32u);
-  EXPECT_EQ(*d.cycle, *d.last_beat_cycle + 4);
+  EXPECT_EQ(*d.cycle, *d.last_beat_cycle + 12);
   EXPECT_NE(d.left_value.find("WARMUP"), std::string::npos);
   EXPECT_EQ(d.right_value.find("WARMUP"), std::string::npos);
   EXPECT_EQ(result.cycles_compared, *d.cycle);
 }
 
-// Without bubbles. "qk" takes four beats, so the detection unit is idle when it completes: 4
-// cycles. "norm" takes one and completes one clock later, while the unit, which takes a completion
-// every two clocks, is at work: it waits one clock.
-TEST(Lockstep, TheFaultlessRtlIsEqualAndDecidesFourCyclesAfterTheLastBeat) {
+/// Runs the growing trace in lockstep and expects it equal, to the reference as well, and every
+/// operator's mode after `cycles[op]` clocks.
+void expect_reaction(const DeviceParameters& device, PinDevice& rtl, unsigned bubbles,
+                     std::array<std::uint64_t, 2> cycles) {
   const trace::Trace trace = growing_trace(80);
-  const OperatorStream operators(trace, rtl_parameters().num_ops);
-  Simulation simulation({.device = rtl_parameters(), .bubbles = 0});
-  const auto rtl = make_rtl_device({});
-  const LockstepResult result = simulation.run_lockstep(operators, rtl.get());
+  const OperatorStream operators(trace, device.num_ops);
+  Config config;
+  config.quiet_steps = 3;
+  Simulation simulation({.device = device, .config = config, .bubbles = bubbles});
+  const LockstepResult result = simulation.run_lockstep(operators, &rtl);
   EXPECT_FALSE(result.divergence);
   ASSERT_EQ(result.systemc.completions.size(), 160u);
-  const PathResult cpu = run_cpu(operators, rtl_parameters(), {});
+  const PathResult cpu = run_cpu(operators, device, config);
   EXPECT_EQ(
       compare_streams("systemc", result.systemc.completions, "cpu", cpu.completions).mismatches,
       0u);
   for (const Completion& completion : result.systemc.completions) {
     EXPECT_TRUE(completion.from_beats);
     EXPECT_EQ(completion.record_cycle - completion.last_beat_cycle,
-              completion.record.op == 0 ? 4u : 5u);
+              cycles.at(completion.record.op));
   }
   EXPECT_EQ(result.systemc.beats, 80u * (4 + 1));  // 100 and 7 halves at 32 per beat
+
+  // The host's side, over APB and over TLM.
+  const PathResult loosely_timed = simulation.run_loosely_timed(operators);
+  for (const PathResult* path : {&result.systemc, &result.rtl, &loosely_timed}) {
+    ASSERT_TRUE(path->host && cpu.host) << path->path;
+    EXPECT_GT(path->host->events.size(), 10u) << path->path;
+    EXPECT_EQ(path->host->events, cpu.host->events) << path->path;
+    EXPECT_EQ(path->host->hints, cpu.host->hints) << path->path;
+    EXPECT_EQ(path->host->mode_counts, cpu.host->mode_counts) << path->path;
+    EXPECT_EQ(path->host->last_clean_step, 63u) << path->path;  // "qk" overflows in step 64
+    EXPECT_FALSE(path->host->hint_changes.empty()) << path->path;
+  }
+}
+
+TEST(Lockstep, BothEnginesDecideTwelveCyclesAfterTheLastBeat) {
+  expect_reaction(rtl_parameters(), *make_rtl_device(), 9, {12, 12});
+}
+
+// Without bubbles. "qk" takes four beats, so the detection unit is idle when it completes: 4
+// cycles. "norm" takes one and completes one clock later, while the unit, which takes a completion
+// every two clocks, is at work: it waits one clock.
+TEST(Lockstep, TheForecastEngineAloneDecidesFourCyclesAfterTheLastBeat) {
+  expect_reaction(kForecastDevice, *make_forecast_rtl_device(), 0, {4, 5});
+}
+
+// A run that a mismatch has stopped leaves a host in the middle of an access; the next run serves.
+TEST(Lockstep, ARunAfterAStoppedOneIsWhole) {
+  const trace::Trace trace = growing_trace(40);
+  const OperatorStream operators(trace, rtl_parameters().num_ops);
+  Simulation simulation({.device = rtl_parameters(), .bubbles = 9});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(simulation.run_lockstep(operators, make_mutant_rtl_device().get()).divergence);
+    const LockstepResult whole = simulation.run_lockstep(operators, make_rtl_device().get());
+    EXPECT_FALSE(whole.divergence);
+    EXPECT_EQ(whole.rtl.completions.size(), 80u);
+    EXPECT_TRUE(whole.rtl.host.has_value());
+  }
 }
 
 TEST(Metrics, LeadCountsTheStepsForWhichAnAlarmHasBeenStanding) {
