@@ -114,6 +114,45 @@ TEST(Controller, WarmupIsQuiet) {
   expect(record, Mode::kFast, Cause::kRecovered);
 }
 
+TEST(Controller, AFlagWithoutWeightIsQuiet) {
+  Config config = controller_config();
+  config.weight_critical = 0;
+  Pins<Vopd_top> pins(config);
+  pins.sample(inf(0));
+  const OpRecord record = pins.sample(critical(10));
+  EXPECT_EQ(record.flags, flag_bit(Flag::kCritical));
+  expect(record, Mode::kFast, Cause::kRecovered);
+
+  config.baseline_warmup_samples = 255;
+  config.weight_warmup = 1;
+  Pins<Vopd_top> warmup(config);
+  warmup.sample(inf(0));
+  expect(warmup.sample(quiet(10)), Mode::kStable, Cause::kNone);
+}
+
+// m = 1.25, v = 0.1875 after 1, 2 (published_test.cpp): 1.6875 is z = 1.01, between 2 and its half.
+TEST(Controller, ZMustFallBelowHalfItsThresholdWhileItHasWeight) {
+  for (const unsigned weight : {0u, 1u}) {
+    for (const std::uint32_t max_mag : {0x3FD80000u, 0x3FD70A3Du}) {  // 1.6875, 1.68
+      Config config = controller_config();
+      config.published_alpha = 0.25f;
+      config.published_min_samples = 2;
+      config.z_threshold = 2;
+      config.variance_floor = 0;
+      config.weight_z = static_cast<std::uint8_t>(weight);
+      Pins<Vopd_top> pins(config);
+      pins.sample(finite(kOp, 0, 0x3F800000, Format::kFp32));
+      pins.sample(finite(kOp, 1, 0x40000000, Format::kFp32));
+      pins.sample(inf(2));
+      const OpRecord record = pins.sample(finite(kOp, 12, max_mag, Format::kFp32));
+      const bool half = max_mag == 0x3FD80000u;
+      EXPECT_EQ(record.flags, half ? flag_bit(Flag::kZHalf) : 0);
+      expect(record, half && weight != 0 ? Mode::kStable : Mode::kFast,
+             half && weight != 0 ? Cause::kNone : Cause::kRecovered);
+    }
+  }
+}
+
 TEST(Controller, SafeExpiresWithStepsQuietOrNot) {
   Pins<Vopd_top> pins(controller_config());
   pins.sample(inf(0));

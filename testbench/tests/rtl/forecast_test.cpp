@@ -205,6 +205,64 @@ TEST(Jump, NeedsSixteenSamplesAndMoreThanTheThreshold) {
   }
 }
 
+/// Steps around a learning-rate change at step 50 with DESENSITISE.STEPS = 40.
+struct Around {
+  std::uint32_t step;
+  bool desensitised;
+};
+constexpr Around kAround[] = {{49, false}, {50, true}, {89, true}, {90, false}};
+
+TEST(Desensitised, JumpNeedsMore) {
+  struct Row {
+    std::uint32_t last;
+    bool jump, desensitised_jump;
+  };
+  const Row rows[] = {
+      {0x4C20, true, true},   // x 130 - 1 = 129 > 96 + 32
+      {0x4C00, true, false},  // x 129 - 1 = 128
+      {0x4800, false, false},
+  };
+  int compared = 0;
+  for (const Row& row : rows) {
+    for (const Around& around : kAround) {
+      Pins<Vopd_top> pins;
+      for (std::uint32_t i = 0; i < 16; ++i) pins.sample(finite(0, i, kOne));
+      pins.write(reg::kLearningRateChange, 50);
+      EXPECT_EQ(raised(pins.sample(finite(0, around.step, row.last)), Flag::kJump),
+                around.desensitised ? row.desensitised_jump : row.jump)
+          << row.last << " step " << around.step;
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 12);
+}
+
+TEST(Desensitised, TheHorizonOfForecastIsHalf) {
+  struct Row {
+    std::uint32_t first;
+    bool forecast, desensitised_forecast;
+  };
+  const Row rows[] = {
+      {0x5C00, true, true},   // x 257 then 385: h = 127, 2d = 1024 > 8h = 1016
+      {0x5C20, true, false},  // x 258: 2d = 1016
+      {0x6400, true, false},  // x 321: 2d = 512 > 4h = 508
+      {0x6420, false, false},
+  };
+  int compared = 0;
+  for (const Row& row : rows) {
+    for (const Around& around : kAround) {
+      Pins<Vopd_top> pins;
+      pins.sample(finite(0, 0, row.first));
+      pins.write(reg::kLearningRateChange, 50);
+      EXPECT_EQ(raised(pins.sample(finite(0, around.step, 0x6C00)), Flag::kForecast),
+                around.desensitised ? row.desensitised_forecast : row.forecast)
+          << row.first << " step " << around.step;
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 16);
+}
+
 TEST(Warmup, IsLoweredAfterSixteenUsableSamples) {
   Pins<Vopd_top> pins;
   for (std::uint32_t i = 0; i < 16; ++i) {
