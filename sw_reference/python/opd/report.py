@@ -521,6 +521,8 @@ def _trace_section(index: int, entry: dict, trace: Trace) -> str:
     path = _source_path(entry)
     if path is None:
         return f'<section class="trace">{title}<p class="note">No path was run: there are no records to draw.</p>{foot}</section>'
+    first = entry["first_incident"]
+    shown = f" Shown first: {_text(first['probe'])}, the operator of the first incident." if first else ""
     options = "".join(f'<option value="{op}">{op}: {_text(probe.name)}</option>' for op, probe in enumerate(trace.probes))
     return (f'<section class="trace" data-trace="{index}">{title}'
             "<h3>Where trouble starts</h3>"
@@ -529,7 +531,8 @@ def _trace_section(index: int, entry: dict, trace: Trace) -> str:
             '<div class="plot heat"></div>'
             f'<h3 class="operator"><label for="op-{index}">Operator</label> <select id="op-{index}">{options}</select></h3>'
             '<p class="note facts" aria-live="polite"></p><div class="plot detail"></div>'
-            f'<p class="note">Records of path {_text(path)}. The limit is the format\'s largest finite magnitude. The device keeps '
+            f'<p class="note">Records of path {_text(path)}.{shown} z is that of the published engine, from the first sample that it '
+            "scores. The limit is the format's largest finite magnitude. The device keeps "
             "the baseline of a gradient with the loss scale taken out; it is drawn with the scale put back.</p>"
             f"{foot}</section>")
 
