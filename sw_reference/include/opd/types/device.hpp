@@ -83,8 +83,8 @@ struct CycleOutput {
   std::uint32_t unseen_count = 0;  ///< completions that the detection unit never saw
   bool irq = false;
   ApbResponse apb;
-  OpRecord record;                 ///< not compared unless record_valid
-  TapCounts counts;                ///< not compared unless record_valid
+  OpRecord record;   ///< not compared unless record_valid
+  TapCounts counts;  ///< not compared unless record_valid
   bool operator==(const CycleOutput&) const = default;
 };
 
