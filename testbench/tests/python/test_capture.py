@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -210,8 +209,9 @@ def check_statistics(measure, format_name: str, columns) -> int:
     compared = 0
     for case in cases:
         partials = measure(case, columns)
-        assert partials.dtype == torch.float64 and partials.shape[1] == len(columns)
-        result = statistics.combine(partials.numpy(), columns)
+        assert partials.dtype in (torch.float64, np.float64) and partials.shape[1] == len(columns)
+        merged = statistics.combine(np.asarray(partials), columns, np.array([0]))
+        result = {member: values[0] for member, values in merged.items()}
         bits = case.contiguous().view(-1).view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize])
         wanted = element_statistics(bits.numpy().view(FORMATS[format_name].numpy))
         for member, value in result.items():
@@ -304,7 +304,7 @@ def test_fused_attention_has_logits_too(tmp_path):
     assert names(a) == names(b) == [f"blocks.{i}.attn:{part}" for i in (0, 1) for part in ("logits", "softmax")]
     scaled = a.max_abs / np.array([8 ** 0.5, 1] * 2, np.float32)  # the plain product is measured before it is scaled
     np.testing.assert_allclose(scaled, b.max_abs, rtol=2e-3)
-    assert all(p.format == "FP32" for p in b.probes) and "recomputed" in b.manifest["capture"]["sideband"]
+    assert all(p.format == "FP32" and p.shape == (2, 2, 8, 8) for p in b.probes) and "recomputed" in b.manifest["capture"]["sideband"]
     train(fused, probes="logits,norm", model=lambda: Gpt(fused=True), sideband="off")
     assert not any("logits" in name for name in names(Trace.read(fused)))
 

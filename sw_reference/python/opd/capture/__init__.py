@@ -7,22 +7,26 @@
             optimizer.step()
             c.step(loss=loss)
 
-The module itself is callable, so that `opd.capture(...)` and `from opd.capture import Capture` both work.
+The module itself is callable, so that `opd.capture(...)` and `from opd.capture import Capture` both work. PyTorch is imported
+when the first name is used that needs it: reading and recovering journals does without.
 """
+import importlib
 import sys
 import types
 
-from opd.capture.errors import CaptureError
-from opd.capture.journal import read_journal, recover
-from opd.capture.session import Capture
-
-__all__ = ["Capture", "CaptureError", "read_journal", "recover"]
+_HOMES = {"Capture": "session", "CaptureError": "errors", "read_journal": "journal", "recover": "journal", "merge": "ranks"}
+__all__ = list(_HOMES)
 
 
 class _CallableModule(types.ModuleType):
-    def __call__(self, *arguments, **options) -> Capture:
-        return Capture(*arguments, **options)
+    def __call__(self, *arguments, **options):
+        """A Capture of these arguments."""
+        return self.Capture(*arguments, **options)
+
+    def __getattr__(self, name: str):
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"opd.capture.{_HOMES[name]}"), name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
-_CallableModule.__call__.__doc__ = Capture.__doc__
 sys.modules[__name__].__class__ = _CallableModule

@@ -44,56 +44,64 @@ _multi_head_attention = _transparent(functional.multi_head_attention_forward)
 
 
 class AttentionMode(TorchFunctionMode):
-    """Active while one attention module runs.
+    """Active while one attention module runs; records the probes NAME:logits and NAME:softmax. session: as of
+    opd.capture.hooks.ModelHooks; sideband: one of SIDEBANDS; logits, softmax: whether they are wanted."""
 
-    observe(suffix, tensor, raw) takes the observation of a tensor now, for the probe `NAME:logits` or `NAME:softmax`; keep(it)
-    makes it part of the step. sideband: one of SIDEBANDS.
-    """
-
-    def __init__(self, observe: Callable[[str, Tensor, bool], object], keep: Callable[[object], None], sideband: str,
-                 logits: bool, softmax: bool):
+    def __init__(self, session, name: str, sideband: str, logits: bool, softmax: bool):
         super().__init__()
-        self._observe, self._keep = observe, keep
+        self._session, self._name = session, name
         self._sideband, self._logits, self._softmax = sideband, logits, softmax
         self._product = None  # number of elements and observation of the last product, until a softmax takes it
 
     def __torch_function__(self, func, types_, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # traced into a graph: nothing must stay of this
+            return func(*args, **kwargs)
         if func is functional.multi_head_attention_forward:
             with self:  # a Python function: what it calls is of interest
                 return _multi_head_attention(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in _PRODUCTS:
-            if self._logits and _is_matrix_batch(result):
-                self._product = (result.numel(), self._observe("logits", result, True))
+            self._session.guarded(self._on_product, result)
         elif func in _SOFTMAXES:
-            if _is_matrix_batch(result):
-                self._on_softmax(result)
+            self._session.guarded(self._on_softmax, result)
         elif func is functional.scaled_dot_product_attention and self._sideband != "off":
-            self._on_fused(*args, **kwargs)
+            self._session.guarded(lambda: self._on_fused(*args, **kwargs))
         return result
 
-    def _on_softmax(self, result: Tensor) -> None:
+    def _observe(self, suffix: str, tensor: Tensor, raw: bool = True):
+        return self._session.observe(f"{self._name}:{suffix}", "activation", tensor, raw)
+
+    def _on_product(self, result) -> None:
+        if self._logits and _is_matrix_batch(result):
+            self._product = (result.numel(), self._observe("logits", result))
+
+    def _on_softmax(self, result) -> None:
+        if not _is_matrix_batch(result):
+            return
         if self._product is not None and self._product[0] == result.numel():
-            self._keep(self._product[1])
+            self._session.keep([self._product[1]])
         self._product = None
         if self._softmax:
-            self._keep(self._observe("softmax", result, True))
+            self._session.keep([self._observe("softmax", result)])
 
     def _on_fused(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                   is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> None:
-        if query.dim() < 3 or not query.numel() or not key.numel():
-            return
         probabilities = self._softmax and self._sideband == "full"
-        if not (self._logits or probabilities):
+        if not (_is_matrix_batch(query) and _is_matrix_batch(key)) or not (self._logits or probabilities):
             return
+        logits, softmax = [], []
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            for logits, mask in recompute_logits(query.detach(), key.detach(), attn_mask, is_causal, scale):
+            for part, mask in recompute_logits(query.detach(), key.detach(), attn_mask, is_causal, scale):
                 if self._logits:
-                    self._keep(self._observe("logits", logits, False))
+                    logits.append(self._observe("logits", part, raw=False))
                 if probabilities:
-                    masked = logits if mask is None else logits + mask
-                    self._keep(self._observe("softmax", torch.softmax(masked, dim=-1), False))
+                    masked = part if mask is None else part + mask
+                    softmax.append(self._observe("softmax", torch.softmax(masked, dim=-1), raw=False))
+        shape = (*query.shape[:-1], key.shape[-2])
+        for slices in (logits, softmax):
+            if slices:
+                self._session.keep(slices, shape)
 
 
 def _is_matrix_batch(result) -> bool:

@@ -2,7 +2,7 @@
 
 Hooks read and return nothing, so the run computes what it computes without them. What a checkpointed segment computes a
 second time, inside backward, is not recorded again. Code that torch.compile has taken is left alone (`compiled="skip"`): its
-hooks vanish while it is traced; with "split" they cut it at every probe.
+hooks vanish while it is traced; with "split" they cut it at every probe, and attention modules run as they are written.
 """
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def compiled_parts(model: nn.Module) -> set[nn.Module]:
-    """Modules that run inside code of torch.compile: everything below a compiled module."""
+    """Modules that run inside code of torch.compile, hooks and all: everything below a wrapper of torch.compile, and a module
+    that was compiled in place with everything below it."""
     inside = set()
     for module in model.modules():
         if is_compiled(module) and module not in inside:
-            inside.update(part for part in module.modules() if part is not module)
+            inside.update(part for part in module.modules() if part is not module or not hasattr(module, "_orig_mod"))
     return inside
 
 
@@ -50,8 +51,8 @@ def tensors_of(output) -> Iterator[tuple[str, Tensor]]:
 class ModelHooks:
     """Everything hooked into one model.
 
-    session: has `listening` (this step is recorded), `observe(name, kind, tensor, raw)` and `keep(observation)`,
-    `record(name, kind, tensor)` (both) and `guard(function)` (a function that never raises into the run).
+    session: has `listening` (this step is recorded), `observe(name, kind, tensor, raw)` and `keep(observations)`,
+    `record(name, kind, tensor)` (both), and `guard(function)` and `guarded(function, ...)`, which never raise into the run.
     """
 
     def __init__(self, session, prefix: str, model: nn.Module, selection: Selection, sideband: str, compiled: str):
@@ -60,6 +61,8 @@ class ModelHooks:
         self._scopes: list[tuple[nn.Module, AttentionMode | None]] = []  # attention modules being run; the outermost has a mode
         self._split = compiled == "split"
         inside = set() if self._split else compiled_parts(model)
+        if self._split:
+            torch.compiler.reset()  # what was compiled before knows of no hook
         self.skipped_modules = len(inside)
         self.names = {module: self._name(prefix, name) for name, module in model.named_modules()}
         self.parameters = {self._name(prefix, name): parameter for name, parameter in model.named_parameters()}
@@ -68,10 +71,17 @@ class ModelHooks:
         for module, name in outside:
             if selection.wants_output(name, module):
                 self._hook(module.register_forward_hook, partial(self._on_output, name))
+        self._forwards: list[nn.Module] = []  # attention modules whose forward is replaced
         if selection.has("logits") or selection.has("softmax"):
             scopes = [(module, name) for module, name in outside if _is_scope(name, module)] or [(model, self.names[model])]
+            within = compiled_parts(model)
             for module, name in scopes:
-                if selection.wants("logits", name) or selection.wants("softmax", name):
+                if not (selection.wants("logits", name) or selection.wants("softmax", name)):
+                    continue
+                if module in within:
+                    if self._split:
+                        self._run_uncompiled(name, module)
+                elif not any(map(is_compiled, module.modules())):
                     self._hook(module.register_forward_pre_hook, partial(self._enter_attention, name))
                     self._hook(module.register_forward_hook, self._leave_attention, always_call=True)
         for name, parameter in self.parameters.items():
@@ -88,6 +98,9 @@ class ModelHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for module in self._forwards:
+            del module.forward  # the class's own appears again
+        self._forwards.clear()
 
     @staticmethod
     def _name(prefix: str, name: str) -> str:
@@ -102,6 +115,22 @@ class ModelHooks:
                 if not torch.compiler.is_compiling():
                     body(*arguments)
         self._handles.append(register(hook, **options))
+
+    def _run_uncompiled(self, name: str, module: nn.Module) -> None:
+        """Takes an attention module out of the compiled code around it, with the mode inside."""
+        if "forward" in vars(module):
+            return  # somebody else replaced it: it is theirs
+        original = module.forward
+
+        def forward(*arguments, **options):
+            self._session.guarded(self._enter_attention, name, module, arguments)
+            try:
+                return original(*arguments, **options)
+            finally:
+                self._leave_attention(module, arguments, None)
+
+        module.forward = torch.compiler.disable(forward)
+        self._forwards.append(module)
 
     def _on_output(self, name: str, module: nn.Module, arguments, output) -> None:
         if not (self._session.listening and self.training):
@@ -121,8 +150,8 @@ class ModelHooks:
     def _enter_attention(self, name: str, module: nn.Module, arguments) -> None:
         mode = None
         if not self._scopes and self._session.listening and self.training and not in_backward():
-            mode = AttentionMode(partial(self._observe_attention, name), self._keep, self._sideband,
-                                 self._selection.wants("logits", name), self._selection.wants("softmax", name))
+            mode = AttentionMode(self._session, name, self._sideband, self._selection.wants("logits", name),
+                                 self._selection.wants("softmax", name))
             mode.__enter__()
         self._scopes.append((module, mode))
 
@@ -132,13 +161,6 @@ class ModelHooks:
             _, mode = self._scopes.pop()
             if mode is not None:
                 mode.__exit__(None, None, None)
-
-    def _observe_attention(self, name: str, suffix: str, tensor: Tensor, raw: bool):
-        return self._session.guarded(self._session.observe, f"{name}:{suffix}", "activation", tensor, raw)
-
-    def _keep(self, observation) -> None:
-        if observation is not None:
-            self._session.keep(observation)
 
 
 def _is_scope(name: str, module: nn.Module) -> bool:

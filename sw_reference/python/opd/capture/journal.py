@@ -18,13 +18,13 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from opd.capture.errors import CaptureError
-from opd.capture.probes import ProbeEntry, trace_order
 from opd.trace import COUNTS, FORMATS, SERIES, Probe, Trace
 
 SUFFIX = ".journal"
@@ -36,6 +36,26 @@ _RAW = struct.Struct("<qI")
 _CORE_ROW = [("probe", "<u4"), ("elements", "<u8"), ("max_abs", "<f4"), ("nonfinite", "<u8")]
 _FULL_ROW = _CORE_ROW + [(name, "<f4") for name in ("min_abs", "mean", "var")] + [
     (name, "<u8") for name in ("saturated", "subnormal", "zero")]
+
+
+# Probes stand in the trace in this order of groups, within a group in the order of their first execution.
+PHASES = {"activation": 0, "gradient": 1, "collective": 2, "weight": 3, "optimizer": 4}
+
+
+@dataclass
+class ProbeEntry:
+    """One probe: its number in the order of discovery, and the largest shape it had in a step."""
+    index: int
+    name: str
+    kind: str
+    format: str
+    shape: tuple[int, ...] = ()
+    elements: int = 0
+
+
+def trace_order(entries: Iterable[ProbeEntry]) -> list[ProbeEntry]:
+    """Order in which probes stand in a trace: by phase of the step, within a phase as discovered."""
+    return sorted(entries, key=lambda entry: (PHASES[entry.kind], entry.index))
 
 
 def row_type(full: bool) -> np.dtype:

@@ -29,19 +29,22 @@ class OptimizerProbes:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], named_parameters: dict[str, nn.Parameter], selection: Selection):
-        self.optimizers = list(optimizers)
+        self.optimizers: list[Optimizer] = []
         self._selection = selection
         self._lr = None
         self._parameters = dict(named_parameters)
-        owned = {id(parameter): name for name, parameter in named_parameters.items()}
         self._handles = []
-        for optimizer in self.optimizers:
-            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            if not any(id(parameter) in owned for parameter in held):
-                raise CaptureError("optimizer: it holds no parameter of the model; pass the optimizer built from "
-                                   "model.parameters(), after the model was moved and wrapped")
-        if self.optimizers:
-            self._handles.append(self.optimizers[0].register_step_pre_hook(self._keep_lr))
+        for optimizer in optimizers:
+            self.add_optimizer(optimizer)
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        owned = set(map(id, self._parameters.values()))
+        if not any(id(parameter) in owned for group in optimizer.param_groups for parameter in group["params"]):
+            raise CaptureError("optimizer: it holds no parameter of the model; pass the optimizer built from "
+                               "model.parameters(), after the model was moved and wrapped")
+        if not self.optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._keep_lr))
+        self.optimizers.append(optimizer)
 
     def add(self, named_parameters: dict[str, nn.Parameter]) -> None:
         self._parameters |= named_parameters

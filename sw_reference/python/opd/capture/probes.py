@@ -13,13 +13,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
 from opd.capture.errors import CaptureError
+from opd.capture.journal import ProbeEntry
 from opd.trace import FORMATS, MAX_PROBES
 
 # Group -> what it probes. The first five are the key probes, the default.
@@ -35,9 +35,6 @@ GROUPS = {
 }
 KEY = ("logits", "softmax", "norm", "weight", "allreduce")
 ALIASES = {"key": KEY, "all": tuple(GROUPS)}
-
-# Probes stand in the trace in this order of groups, within a group in the order of their first execution.
-PHASES = {"activation": 0, "gradient": 1, "collective": 2, "weight": 3, "optimizer": 4}
 
 FORMAT_NAMES = {torch.float16: "FP16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2",
                 torch.float32: "FP32"}
@@ -118,18 +115,6 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in parts if part not in wrappers[1:])
 
 
-@dataclass
-class ProbeEntry:
-    """One probe: its number in the order of discovery, and the largest shape it had in a step."""
-    index: int
-    name: str
-    kind: str
-    format: str
-    shape: tuple[int, ...] = ()
-    elements: int = 0
-    written: bool = field(default=False, compare=False)  # its shape is in the journal
-
-
 class Registry:
     """Probes found so far. The same name with another type is another probe."""
 
@@ -157,8 +142,3 @@ class Registry:
             self._by_key[name, kind, format_name] = entry
             self.entries.append(entry)
         return entry
-
-
-def trace_order(entries: Iterable[ProbeEntry]) -> list[ProbeEntry]:
-    """Order in which probes stand in a trace: by phase of the step, within a phase as discovered."""
-    return sorted(entries, key=lambda entry: (PHASES[entry.kind], entry.index))

@@ -25,9 +25,9 @@ from opd.capture.attention import SIDEBANDS
 from opd.capture.collectives import Collectives
 from opd.capture.errors import CaptureError
 from opd.capture.hooks import COMPILED, ModelHooks
-from opd.capture.journal import SUFFIX, JournalWriter, recover, row_type, set_aside
+from opd.capture.journal import SUFFIX, JournalWriter, ProbeEntry, recover, row_type, set_aside
 from opd.capture.optimizer import OptimizerProbes, unwrap
-from opd.capture.probes import ProbeEntry, Registry, Selection
+from opd.capture.probes import Registry, Selection
 from opd.trace import LABELS, SERIES, TraceError
 
 log = logging.getLogger("opd.capture")
@@ -43,9 +43,8 @@ _open_paths: set[Path] = set()  # of this process; other processes are kept out 
 class Observation:
     """One execution of a probe: partial statistics on its device."""
     entry: ProbeEntry
-    partials: Tensor
+    partials: Tensor | np.ndarray
     shape: tuple[int, ...]
-    elements: int
     raw: Tensor | None
 
 
@@ -59,12 +58,13 @@ class PendingStep:
     on_device: bool = False
 
 
-def start_transfer(tensors: list[Tensor]) -> tuple[Callable[[], list[np.ndarray]], bool]:
-    """Starts to copy float64 tensors to the host, one copy per device, without waiting. Returns a function that waits and
-    gives the arrays in order, and whether there is anything to wait for."""
+def start_transfer(tensors: list[Tensor | np.ndarray]) -> tuple[Callable[[], list[np.ndarray]], bool]:
+    """Starts to copy float64 tensors to the host, one copy per device, without waiting; what is an array is there already.
+    Returns a function that waits and gives the arrays in order, and whether there is anything to wait for."""
     by_device: dict[torch.device, list[int]] = {}
     for i, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(i)
+        if isinstance(tensor, Tensor):
+            by_device.setdefault(tensor.device, []).append(i)
     copies = []
     for device, members in by_device.items():
         flat = torch.cat([tensors[i].reshape(-1) for i in members])
@@ -76,17 +76,16 @@ def start_transfer(tensors: list[Tensor]) -> tuple[Callable[[], list[np.ndarray]
             event.record()
             flat = host
         copies.append((members, flat, event))
-    shapes = [tuple(tensor.shape) for tensor in tensors]
 
     def fetch() -> list[np.ndarray]:
-        result: list = [None] * len(shapes)
+        result = list(tensors)
         for members, flat, event in copies:
             if event is not None:
                 event.synchronize()
             values, at = flat.cpu().numpy(), 0
             for i in members:
-                size = math.prod(shapes[i])
-                result[i] = values[at:at + size].reshape(shapes[i])
+                size = tensors[i].numel()
+                result[i] = values[at:at + size].reshape(tensors[i].shape)
                 at += size
         return result
 
@@ -157,7 +156,6 @@ class Capture:
         self._loss_is_scaled = False
         self._loss_scale: Tensor | float | None = None
         self._incident: str | None = None
-        self._incident_written = False
         self._stopped: str | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -250,6 +248,10 @@ class Capture:
         self._add_hooks(prefix, model)
         self._optimizer.add(self._models[-1].parameters)
 
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Takes moments and, when it is the first, the learning rate from a further optimizer."""
+        self._optimizer.add_optimizer(unwrap(optimizer))
+
     def close(self) -> None:
         """Removes the hooks and writes the trace; what is open of a step is dropped. A second call does nothing."""
         if self._closed or os.getpid() != self._pid:
@@ -299,12 +301,17 @@ class Capture:
             return None
         with torch.no_grad():
             partials = statistics.measure(tensor, self._columns)
-            keep_raw = raw and self._raw_patterns and self._wants_raw(entry)
-            return Observation(entry, partials, tuple(tensor.shape), tensor.numel(),
-                               tensor.detach().clone() if keep_raw else None)
+            keep_raw = raw and self._wants_raw(entry)
+            return Observation(entry, partials, tuple(tensor.shape), tensor.detach().clone() if keep_raw else None)
 
-    def keep(self, observation: Observation) -> None:
-        self._observations.append(observation)
+    def keep(self, observations: list[Observation | None], shape: tuple[int, ...] | None = None) -> None:
+        """Makes observations part of the step. shape: they are slices of one tensor of that shape."""
+        present = [observation for observation in observations if observation is not None]
+        if shape is not None and present:
+            first = present[0]
+            join = torch.cat if isinstance(first.partials, Tensor) else np.concatenate
+            present = [Observation(first.entry, join([observation.partials for observation in present]), shape, None)]
+        self._observations += present
 
     def record(self, name: str, kind: str, tensor: Tensor) -> None:
         observation = self.observe(name, kind, tensor)
@@ -385,31 +392,25 @@ class Capture:
         groups: dict[int, list[int]] = {}
         for i, observation in enumerate(step.observations):
             groups.setdefault(observation.entry.index, []).append(i)
+        parts = [arrays[i] for members in groups.values() for i in members]
+        ends = np.cumsum([sum(len(arrays[i]) for i in members) for members in groups.values()])
+        merged = statistics.combine(np.concatenate(parts), self._columns, np.concatenate(([0], ends[:-1])))
+        entries = [step.observations[members[0]].entry for members in groups.values()]
         rows = np.zeros(len(groups), self._row)
-        bad = []
-        for row, members in zip(rows, groups.values()):
-            observed = [step.observations[i] for i in members]
-            entry = observed[0].entry
-            shape = merge_shapes([observation.shape for observation in observed])
-            elements = math.prod(shape)
-            if elements > entry.elements or not entry.written:
-                entry.shape, entry.elements, entry.written = shape, elements, True
-                self._journal.probe(entry)
-            merged = statistics.combine(np.concatenate([arrays[i] for i in members]), self._columns)
-            row["probe"], row["elements"] = entry.index, elements
-            with np.errstate(over="ignore"):  # a variance may be beyond FP32
-                for name, value in merged.items():
-                    row[name] = value
-            if merged["nonfinite"]:
-                bad.append((entry, merged["nonfinite"]))
-        raw = {index: [step.observations[i].raw for i in members] for index, members in groups.items()
-               if step.observations[members[0]].raw is not None}
-        entries = {index: step.observations[members[0]].entry for index, members in groups.items()}
+        rows["probe"] = [entry.index for entry in entries]
+        rows["elements"] = [self._note_shape(entry, [step.observations[i].shape for i in members])
+                            for entry, members in zip(entries, groups.values())]
+        with np.errstate(over="ignore"):  # a variance may be beyond FP32
+            for name, values in merged.items():
+                rows[name] = values
+        bad = [(entries[i], int(rows["nonfinite"][i])) for i in np.flatnonzero(rows["nonfinite"])]
+        raw = [(entry, [step.observations[i].raw for i in members]) for entry, members in zip(entries, groups.values())
+               if step.observations[members[0]].raw is not None]
         self._journal.step(step.number, series, rows)
         if raw and self._raw_steps is not None:
-            self._write_raw(step.number, raw, entries)
-        elif raw and not self._incident_written:
-            self._ring.append((step.number, raw, entries))
+            self._write_raw(step.number, raw)
+        elif raw and self._incident is None:
+            self._ring.append((step.number, raw))
         self._notice(step.number, bad, "loss_scale" in series)
 
     def _notice(self, number: int, bad: list[tuple[ProbeEntry, int]], scaled: bool) -> None:
@@ -424,13 +425,20 @@ class Capture:
         for ringed in self._ring:
             self._write_raw(*ringed)
         self._ring.clear()
-        self._incident_written = True
         self._journal.sync()
 
-    def _write_raw(self, number: int, raw: Mapping[int, list[Tensor]], entries: Mapping[int, ProbeEntry]) -> None:
-        for index, tensors in raw.items():
-            data = b"".join(bytes_of(tensor) for tensor in tensors if tensor is not None)
-            self._journal.raw(number, entries[index], data)
+    def _write_raw(self, number: int, raw: list[tuple[ProbeEntry, list[Tensor]]]) -> None:
+        for entry, tensors in raw:
+            self._journal.raw(number, entry, b"".join(bytes_of(tensor) for tensor in tensors if tensor is not None))
+
+    def _note_shape(self, entry: ProbeEntry, shapes: list[tuple[int, ...]]) -> int:
+        """Number of elements a probe saw in a step; the journal is told when that is more than ever."""
+        shape = merge_shapes(shapes)
+        elements = math.prod(shape)
+        if elements > entry.elements:
+            entry.shape, entry.elements = shape, elements
+            self._journal.probe(entry)
+        return elements
 
 
 _SIDEBAND_TEXT = {"off": "not recorded", "logits": "recomputed in FP32 from query and key",

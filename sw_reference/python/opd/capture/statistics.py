@@ -1,7 +1,7 @@
 """Statistics of one tensor, on the tensor's device, without waiting for the device.
 
-`measure` returns partial statistics: a float64 tensor [partials, columns] on the tensor's device; `combine` merges the
-partials of one probe and step on the host. Columns are those of CORE (largest finite magnitude, number of Inf and NaN) or of
+`measure` returns partial statistics: a float64 tensor [partials, columns] on the tensor's device, of a CPU tensor a numpy array;
+`combine` merges the partials of a step, probe by probe, on the host. Columns are those of CORE (largest finite magnitude, number of Inf and NaN) or of
 FULL (all of docs/formats.md). FP8 is widened to FP16, which holds all its values.
 
 Cost, one read of the tensor in each case:
@@ -33,14 +33,16 @@ def limits(dtype: torch.dtype) -> tuple[float, float]:
     return info.max, info.smallest_normal
 
 
-def measure(tensor: Tensor, columns: tuple[str, ...] = CORE) -> Tensor:
+def measure(tensor: Tensor, columns: tuple[str, ...] = CORE) -> Tensor | np.ndarray:
     """Partial statistics [partials, len(columns)] of a tensor with at least one element, float64, on its device.
 
     The tensor is only read. On a device nothing waits for a result: no value decides what is done next.
     """
     tensor = tensor.detach()
     largest, normal = limits(tensor.dtype)
-    tensor = _dense(tensor.to(_WIDEN.get(tensor.dtype, tensor.dtype)))
+    if tensor.dtype in _WIDEN:
+        tensor = tensor.to(_WIDEN[tensor.dtype])
+    tensor = _dense(tensor)
     if tensor.device.type == "cpu":
         if columns == CORE:
             return _core_cpu(tensor, largest)
@@ -67,32 +69,44 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor.permute(order).contiguous()
 
 
-def _core_cpu(tensor: Tensor, largest: float) -> Tensor:
-    low, high = (value.item() for value in torch.aminmax(tensor))
+def _core_cpu(tensor: Tensor, largest: float) -> np.ndarray:
+    low, high = torch.aminmax(tensor)
+    low, high = low.item(), high.item()
     if math.isfinite(low) and math.isfinite(high):
-        return torch.tensor(((max(-low, high), 0.0),), dtype=torch.float64)
-    return measure_generic(tensor, largest, 0.0, CORE)
+        return np.array(((max(-low, high), 0.0),))
+    return measure_generic(tensor, largest, 0.0, CORE).numpy()
 
 
-def _full_cpu(tensor: Tensor, largest: float, normal: float) -> Tensor:
-    magnitude = tensor.flatten().double().abs_()
-    signed = tensor.flatten().double()
-    finite = magnitude <= largest
-    count = int(torch.count_nonzero(finite))
-    if count != tensor.numel():
-        signed, magnitude = signed[finite], magnitude[finite]
-    zero = count - int(torch.count_nonzero(magnitude))
-    if count == 0:
-        row = (0.0, tensor.numel(), math.inf, 0, 0.0, 0.0, 0, 0, 0)
-    else:
-        mean = signed.mean()
-        deviation = signed.sub_(mean)
-        below = int(torch.count_nonzero(magnitude < normal)) - zero
-        nonzero = magnitude if zero == 0 else magnitude[magnitude > 0]
-        smallest = nonzero.min().item() if zero < count else math.inf
-        row = (magnitude.max().item(), tensor.numel() - count, smallest, count, mean.item(),
-               torch.dot(deviation, deviation).item(), int(torch.count_nonzero(magnitude == largest)), below, zero)
-    return torch.tensor((row,), dtype=torch.float64)
+def _full_cpu(tensor: Tensor, largest: float, normal: float) -> np.ndarray:
+    """Counts are taken only where the extremes say that there is something to count; sums are FP64."""
+    low, high = torch.aminmax(tensor)
+    low, high = low.item(), high.item()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return measure_generic(tensor, largest, normal, FULL).numpy()
+    count = tensor.numel()
+    largest_seen = max(-low, high)
+    magnitude = tensor.abs()
+    smallest = magnitude.min().item()
+    zero = saturated = subnormal = 0
+    if smallest == 0:
+        zero = count - int(torch.count_nonzero(magnitude))
+        smallest = _smallest_nonzero(magnitude) if zero < count else math.inf
+    if smallest < normal:
+        subnormal = int(torch.count_nonzero(magnitude < normal)) - zero
+    if largest_seen == largest:
+        saturated = int(torch.count_nonzero(magnitude == largest))
+    wide = tensor.view(-1).double()
+    mean = wide.mean().item()
+    wide.sub_(mean)
+    return np.array(((largest_seen, 0, smallest, count, mean, torch.dot(wide, wide).item(), saturated, subnormal, zero),),
+                    np.float64)
+
+
+def _smallest_nonzero(magnitude: Tensor) -> float:
+    """Of magnitudes, which are ordered as their bits are: one less, zero becomes the largest."""
+    bits, mask = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFFFFFF)}[magnitude.element_size()]
+    smallest = (magnitude.view(bits) - 1).bitwise_and_(mask).min() + 1
+    return smallest.to(bits).view(magnitude.dtype).item()
 
 
 def measure_generic(tensor: Tensor, largest: float, normal: float, columns: tuple[str, ...]) -> Tensor:
@@ -112,20 +126,24 @@ def measure_generic(tensor: Tensor, largest: float, normal: float, columns: tupl
     return torch.stack([value.double() for value in values]).unsqueeze(0)
 
 
-def combine(partials: np.ndarray, columns: tuple[str, ...]) -> dict[str, float]:
-    """Merges partial statistics [partials, columns] into the members of a trace: counts are sums, magnitudes are extremes,
-    mean and variance by Chan's rule; min_abs, mean and var are 0 where there is no element to take them from, Inf where the
-    sums were beyond their type."""
+def combine(partials: np.ndarray, columns: tuple[str, ...], starts: np.ndarray) -> dict[str, np.ndarray]:
+    """Merges partial statistics [partials, columns], probe by probe, into the members of a trace, one value a probe. starts: the
+    first row of each probe. Counts are sums, magnitudes extremes, mean and variance follow Chan's rule; min_abs, mean and var
+    are 0 where there is no element to take them from, Inf where the sums were beyond their type."""
     column = {name: partials[:, i] for i, name in enumerate(columns)}
-    result = {"max_abs": float(column["max_abs"].max()), "nonfinite": int(column["nonfinite"].sum())}
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(values, starts)
+
+    result = {"max_abs": np.maximum.reduceat(column["max_abs"], starts), "nonfinite": total(column["nonfinite"])}
     if columns == FULL:
-        smallest = float(column["min_abs"].min())
-        count = float(column["finite"].sum())
+        smallest = np.minimum.reduceat(column["min_abs"], starts)
+        count = np.maximum(total(column["finite"]), 1)
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = float((column["finite"] * column["mean"]).sum() / count) if count else 0.0
-            m2 = float((column["m2"] + column["finite"] * (column["mean"] - mean) ** 2).sum())
-        var = m2 / count if count else 0.0
-        result |= {"min_abs": smallest if math.isfinite(smallest) else 0.0, "mean": math.inf if math.isnan(mean) else mean,
-                   "var": math.inf if math.isnan(var) else var,
-                   **{name: int(column[name].sum()) for name in ("saturated", "subnormal", "zero")}}
+            mean = total(column["finite"] * column["mean"]) / count
+            apart = column["mean"] - np.repeat(mean, np.diff(starts, append=len(partials)))
+            var = total(column["m2"] + column["finite"] * apart**2) / count
+        result |= {"min_abs": np.where(np.isfinite(smallest), smallest, 0), "mean": np.where(np.isnan(mean), np.inf, mean),
+                   "var": np.where(np.isnan(var), np.inf, var),
+                   **{name: total(column[name]) for name in ("saturated", "subnormal", "zero")}}
     return result

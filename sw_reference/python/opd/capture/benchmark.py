@@ -1,0 +1,213 @@
+"""Step time of one training with and without a look into it, in one process: `opd capture --bench`.
+
+The ways of others are their own code where it is installed (transformers), else what it does per tensor:
+
+  HF DebugUnderflowOverflow  forward hook on every module: smallest and largest |x| of parameters, inputs and outputs, printed
+                             into text, and two tests for NaN and Inf, each read back at once
+  msprobe's statistics       hooks on every leaf module's output, its gradient, and every parameter gradient: max, min, mean and
+                             norm of each tensor, each read back at once (the tensors of opd's probes=output,gradient)
+
+Every round makes one step of each variant, beginning with another one each time; a variant's overhead is the median over the
+rounds of its step time over that of the bare step in the same round, so that a busy machine is busy for all of them. On the CPU it
+is processor time that is measured, on a device wall time.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from opd.capture.session import Capture
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block with fused attention."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = SelfAttention(width, heads)
+        self.up, self.gelu, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(self.gelu(self.up(self.norm2(x))))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        query, key, value = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Model(nn.Module):
+    """Tokens [B, T] -> logits [B, T, 256]."""
+
+    def __init__(self, layers: int, width: int, heads: int):
+        super().__init__()
+        self.embedding = nn.Embedding(256, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.blocks(self.embedding(tokens))))
+
+
+def debug_underflow_overflow(model: nn.Module):
+    """The hooks of transformers, or the same work without the package. Returns what it is."""
+    try:
+        from transformers.debug_utils import DebugUnderflowOverflow
+    except ImportError:
+        lines: list[str] = []
+
+        def look(tensor):
+            magnitude = tensor.abs()
+            lines.append(f"{magnitude.min():8.2e} {magnitude.max():8.2e}")
+            if torch.isnan(tensor).any().item() or torch.isinf(tensor).any().item():
+                raise ValueError("NaN or Inf")
+
+        def hook(module, inputs, output):
+            lines.clear()
+            for tensor in (*module.parameters(recurse=False), *inputs, output):
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                    look(tensor)
+
+        for module in model.modules():
+            module.register_forward_hook(hook)
+        return "its work, rebuilt"
+    import transformers
+
+    DebugUnderflowOverflow(model)
+    return f"transformers {transformers.__version__}"
+
+
+def per_tensor_statistics(model: nn.Module):
+    """max, min, mean and norm of outputs, their gradients and parameter gradients, read back one by one."""
+    results: dict[str, tuple] = {}
+
+    def look(name, tensor):
+        tensor = tensor.detach().float()
+        results[name] = (tensor.max().item(), tensor.min().item(), tensor.mean().item(), tensor.norm().item())
+
+    def on_output(name, output):
+        look(name, output)
+        output.register_hook(lambda gradient: look(f"{name}.grad", gradient))
+
+    for name, module in model.named_modules():
+        if not any(module.children()):
+            module.register_forward_hook(lambda m, i, output, name=name: on_output(name, output))
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: look(name, gradient))
+    return "its work, rebuilt"
+
+
+class Run:
+    """One model under one way of looking at it; all runs start from the same weights and see the same data."""
+
+    def __init__(self, name: str, options: argparse.Namespace, folder: Path, capture: dict | None = None, attach=None):
+        self.name = name
+        torch.manual_seed(0)
+        self._device, self._autocast = options.device, getattr(torch, options.dtype)
+        self._model = Model(options.layers, options.width, options.heads).to(options.device)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        self._tokens = torch.randint(256, (options.batch, options.length + 1), device=options.device)
+        self.note = attach(self._model) if attach else ""
+        self.capture, self.probes = None, ""
+        if capture is not None:
+            path = folder / f"{len(list(folder.iterdir()))}.safetensors"
+            self.capture = Capture(self._model, path, optimizer=self._optimizer, **capture)
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+
+    def step(self, count: bool) -> None:
+        clock = time.process_time if self._device == "cpu" else time.perf_counter
+        start = clock()
+        self._optimizer.zero_grad()
+        autocast = torch.autocast(self._device, self._autocast) if self._autocast != torch.float32 else contextlib.nullcontext()
+        with autocast:
+            logits = self._model(self._tokens[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1).float(), self._tokens[:, 1:].flatten())
+        loss.backward()
+        self._optimizer.step()
+        if self.capture is not None:
+            self.capture.step(loss=loss)
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        elapsed = clock() - start
+        if count:
+            self.seconds.append(elapsed)
+        self.losses.append(loss.item())
+
+
+VARIANTS = {
+    "nothing": dict(),
+    "opd, key probes": dict(capture={}),
+    "opd, a step that is not sampled": dict(capture={"every": 1 << 30}),
+    "opd, key probes, sideband off": dict(capture={"sideband": "off"}),
+    "opd, probes=output,gradient": dict(capture={"probes": "output,gradient"}),
+    "opd, all probes": dict(capture={"probes": "all"}),
+    "opd, all probes, full statistics": dict(capture={"probes": "all", "statistics": "full"}),
+    "HF DebugUnderflowOverflow": dict(attach=debug_underflow_overflow),
+    "msprobe's statistics": dict(attach=per_tensor_statistics),
+}
+
+
+def measure(options: argparse.Namespace) -> list[Run]:
+    """Runs every variant options.steps steps, after two to warm up. Raises RuntimeError when a loss differs."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [Run(name, options, Path(folder), **arguments) for name, arguments in VARIANTS.items()]
+        for step in range(options.steps + 2):
+            first = step % len(runs)
+            for run in runs[first:] + runs[:first]:
+                run.step(count=step >= 2)
+        for run in runs:
+            if run.capture is not None:
+                run.probes = len(run.capture._registry.entries)
+                run.capture.close()
+            if run.losses != runs[0].losses:
+                raise RuntimeError(f"{run.name}: losses differ from those of the run without it")
+    return runs
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(prog="opd capture --bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20, help="rounds that count, at least 2")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="of autocast")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    runs = measure(options)
+    print(f"torch {torch.__version__}, {options.device}, threads {options.threads}, {options.dtype}; {options.layers} layers, width "
+          f"{options.width}, {options.heads} heads, {options.batch} x {options.length} tokens; {options.steps} rounds; losses are "
+          "bit-identical")
+    print(f"{'':34}{'ms a step':>10}{'overhead':>10}{'quartiles':>16}{'probes':>8}")
+    for run in runs:
+        overhead = [100 * (own / bare - 1) for own, bare in zip(run.seconds, runs[0].seconds)]
+        low, middle, high = statistics.quantiles(overhead, n=4)
+        print(f"{run.name:34}{1e3 * statistics.median(run.seconds):10.2f}{middle:9.1f}%{low:7.1f} ..{high:5.1f}%{run.probes:>8}"
+              f"  {run.note}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""`opd capture`: captures a training command, or works on what captures wrote.
+
+  opd capture [options] -- python train.py ...   without editing the script
+  opd capture --recover run.safetensors.journal  the trace of a run that was killed
+  opd capture --merge run.rank*.safetensors --out run.safetensors
+  opd capture --bench [-- --help]                step time beside other ways to look into a model
+
+Exit status: that of the command; else 0, or 2 for bad arguments or files.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from opd.capture import launcher
+from opd.capture.errors import CaptureError
+from opd.capture.journal import recover
+from opd.trace import TraceError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="opd capture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", "-o", metavar="FILE", help="the trace (default: capture.safetensors); with ranks FILE.rankN")
+    parser.add_argument("--probes", default="key", metavar="LIST",
+                        help="groups and patterns: key, all, logits, softmax, norm, weight, allreduce, output, gradient, moment, "
+                             "module names with *, group:pattern (default: key)")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="record every n-th step only")
+    parser.add_argument("--statistics", default="core", choices=("core", "full"), help="full: all statistics of the format")
+    parser.add_argument("--raw", default="", metavar="LIST", help="patterns of probe names whose elements are kept ...")
+    parser.add_argument("--raw-steps", metavar="FIRST:LAST",
+                        help="... in these steps; default: in a ring of 20 steps, written when a value turns non-finite")
+    parser.add_argument("--sideband", default="logits", choices=("off", "logits", "full"), help="logits of fused attention")
+    parser.add_argument("--compiled", default="skip", choices=("skip", "split"), help="code of torch.compile")
+    parser.add_argument("--model", metavar="CLASS", help="class of the model (default: the first module called in training)")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--recover", metavar="JOURNAL", help="turn the journal of a killed run into a trace")
+    action.add_argument("--merge", nargs="+", metavar="TRACE", help="one trace of those of several ranks")
+    action.add_argument("--bench", action="store_true", help="measure the overhead on this machine")
+    argv = list(sys.argv[1:] if argv is None else argv)
+    split = argv.index("--") if "--" in argv else len(argv)
+    arguments, command = parser.parse_args(argv[:split]), argv[split + 1:]
+    try:
+        if arguments.recover:
+            print(recover(arguments.recover, arguments.out))
+        elif arguments.merge:
+            from opd.capture.ranks import merge
+            out = arguments.out or parser.error("--merge: give the file to write with --out")
+            merge(arguments.merge).write(out)
+            print(out)
+        elif arguments.bench:
+            from opd.capture.benchmark import main as bench
+            bench(command)
+        elif not command:
+            parser.error("no command; for instance: opd capture -- python train.py")
+        else:
+            return _run(arguments, command)
+    except (CaptureError, TraceError) as error:
+        print(f"opd capture: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(arguments: argparse.Namespace, command: list[str]) -> int:
+    path = Path(arguments.out or "capture.safetensors")
+    if not path.parent.is_dir():
+        raise CaptureError(f"{path}: its folder does not exist; create {path.parent}, or give another file")
+    options = {"probes": arguments.probes, "every": arguments.every, "statistics": arguments.statistics,
+               "sideband": arguments.sideband, "compiled": arguments.compiled}
+    if arguments.raw:
+        options["raw"] = arguments.raw.split(",")
+        if arguments.raw_steps:
+            options["raw_steps"] = list(_steps(arguments.raw_steps))
+    elif arguments.raw_steps:
+        raise CaptureError("--raw-steps: no probe keeps its elements; name some with --raw")
+    try:
+        return launcher.run(command, path, options, arguments.model)
+    except OSError as error:
+        raise CaptureError(f"{command[0]}: cannot be run ({error.strerror}); give the command as in a shell") from None
+
+
+def _steps(text: str) -> range:
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdigit() and last.isdigit() and int(first) <= int(last) < int(first) + (1 << 20)):
+        raise CaptureError(f"--raw-steps: {text!r} is not FIRST:LAST; for instance 100:120")
+    return range(int(first), int(last) + 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
