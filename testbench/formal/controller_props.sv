@@ -217,9 +217,9 @@ module controller_props #(
     assume (watched_i < 16'(NumOps) && (first_cycle || watched_i == watched_q));
     assume (first_cycle || cfg == cfg_q);
     assume (cfg.baseline_shift >= 4'd1 && cfg.baseline_shift <= 4'd8);  // its range, docs/registers.md
-    // A command names an operator and a mode, and stands until it is done.
+    // A command names an operator and a mode, and stands until it is done (registers_props); OP_SETTING may change.
     assume (!command_pending || (command.op < 16'(NumOps) && command.mode <= opd_reg_pkg::ModeSafe));
-    assume (first_cycle || reset_q || !command_pending_q || command_done_q || (command_pending && command == command_q));
+    assume (first_cycle || reset_q || !command_pending_q || command_done_q || (command_pending && command.op == command_q.op && command.command == command_q.command));
     if (!first_cycle && rst_ni) begin
       ModePortIsLegal: assert (mode <= 2'd2);
       if (mode_op_i >= 16'(NumOps)) begin

@@ -92,7 +92,7 @@ module upset_props #(
   always_comb begin
     assume (cfg_i.baseline_shift >= 4'd1 && cfg_i.baseline_shift <= 4'd8);  // its range, docs/registers.md
     assume (!command_pending_i || (command_i.op < 16'(NumOps) && command_i.mode <= opd_reg_pkg::ModeSafe));
-    assume (clock_q == 2'd0 || !command_done || (command_pending_i && command_i == command_q));
+    assume (clock_q == 2'd0 || !command_done || (command_pending_i && command_i.op == command_q.op && command_i.command == command_q.command));
     if (clock_q == 2'd0) begin
       assume ($onehot0(word_flip_i) && $onehot0(register_flip_i));
       assume (stored_i.control.mode <= opd_reg_pkg::ModeSafe && stored_i.published == '0);
