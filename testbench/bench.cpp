@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <utility>
 
 #include "opd/reference/byte_sum.hpp"
 #include "opd/reference/cpu.hpp"
@@ -122,6 +123,39 @@ void bench_cpu(Table& table, std::size_t bytes) {
   if (sink == 1) fmt::print("\n");  // keeps the results alive
 }
 
+/// Completions per second of the CPU reference, statistics given: detection, risk and decision.
+double detection_speed(const DeviceParameters& device) {
+  constexpr std::uint32_t kCompletions = 1u << 20;
+  std::uint64_t risk = 0;
+  const double time = best_of_five([&] {
+    ref::CpuReference reference(device, {});
+    for (std::uint32_t seq = 0; seq < kCompletions; ++seq) {
+      const OpDescriptor descriptor{.op = static_cast<std::uint16_t>(seq % device.num_ops),
+                                    .step = seq / device.num_ops};
+      // Magnitudes around 1 that never repeat in an operator's neighbouring steps.
+      const std::uint32_t max_mag = 0x3C00 + (seq * 2654435761u >> 23);
+      risk += reference.complete(seq, descriptor, {.max_mag = max_mag, .element_count = 1})
+                  ->record.risk;
+    }
+  });
+  if (risk == 1) fmt::print("\n");  // keeps the results alive
+  return kCompletions / time;
+}
+
+void bench_detection(Table& table) {
+  const DeviceParameters both = rtl_parameters();
+  DeviceParameters forecast = both, published = both;
+  forecast.published_engine = false;
+  published.forecast_engine = false;
+  const double alone = detection_speed(forecast) / 1e6;
+  for (const auto& [what, device] :
+       {std::pair("both engines", both), std::pair("published engine alone", published)}) {
+    const double speed = detection_speed(device) / 1e6;
+    table.row(fmt::format("cpu detection, {}", what), speed, "M samples/s", "forecast alone", alone,
+              speed / alone, 0);
+  }
+}
+
 /// A stimulus for the device alone: ordinary operators of 16 beats, back to back.
 std::vector<CycleInput> device_stimulus(const DeviceParameters& device) {
   constexpr std::size_t kBeats = 4096, kBeatsPerOp = 16;
@@ -216,6 +250,7 @@ int run_bench(const BenchOptions& options) {
       options.seconds);
   Table table;
   bench_cpu(table, std::size_t{options.megabytes} << 20);
+  bench_detection(table);
   bench_models(table, options);
   std::string reason;
   table.skipped("cuda statistics", cuda_available(&reason)
