@@ -7,6 +7,7 @@ import sys
 # Name of the command -> its module, which has main(argv) and is imported only when it is called.
 COMMANDS = {
     "capture": ("opd.capture.cli", "a trace of any PyTorch training run"),
+    "evaluate": ("opd.evaluate.command", "detectors on a corpus of traces: recall, lead, false alarms, cost"),
     "import": ("opd.importers.command", "traces from the telemetry of other tools"),
 }
 

@@ -1,0 +1,158 @@
+// opd._reference: the detection unit of the software reference, for Python.
+//
+//   run        : a whole trace of statistics in, one OpRecord and one z per completion out
+//   errors     : ValueError that names the argument or the configuration field
+//   source     : docs/numerics.md, docs/formats.md "OpRecord"
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <bit>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "opd/reference/cpu.hpp"
+#include "opd/reference/log2_code.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+
+[[noreturn]] void fail(const std::string& text) { throw py::value_error(text); }
+
+/// Refuses an array whose extents are others than those of the trace.
+void check_shape(const char* name, const py::array& array,
+                 std::initializer_list<py::ssize_t> shape) {
+  bool same = array.ndim() == static_cast<py::ssize_t>(shape.size());
+  py::ssize_t axis = 0;
+  for (const py::ssize_t extent : shape) same = same && array.shape(axis++) == extent;
+  if (!same) fail(std::string(name) + ": has another shape than [steps, probes] of max_mag says");
+}
+
+/// Reset values with the given fields replaced.
+opd::Config config_of(const std::map<std::string, double>& settings) {
+  opd::Config config;
+  for (const auto& [name, value] : settings) {
+    bool known = false;
+    for (const opd::ConfigField& field : opd::kConfigFields) {
+      if (field.name != name) continue;
+      known = true;
+      if (field.is_float) {
+        field.set(config, std::bit_cast<std::int32_t>(static_cast<float>(value)));
+        continue;
+      }
+      // A setter narrows to the field's own type: the range is checked before.
+      const bool in_range = value >= field.minimum && value <= field.maximum;
+      if (!in_range || value != static_cast<std::int32_t>(value)) {
+        fail(name + ": is not a whole number in " + std::to_string(field.minimum) + ".." +
+             std::to_string(field.maximum));
+      }
+      field.set(config, static_cast<std::int32_t>(value));
+    }
+    if (!known) fail(name + ": is no configuration field; see docs/registers.md");
+  }
+  return config;
+}
+
+py::dict published_profile() {
+  py::dict profile;
+  for (const opd::ProfileSetting& setting : opd::kPublishedProfile)
+    profile[py::str(std::string(setting.field))] = setting.value;
+  return profile;
+}
+
+py::tuple run(const Array<std::uint32_t>& step, const Array<std::uint8_t>& format,
+              const Array<std::uint32_t>& element_count, const Array<std::uint32_t>& max_mag,
+              const Array<std::uint32_t>& nonfinite, const Array<std::uint32_t>& saturated,
+              const Array<std::int8_t>& scale_log2, const Array<bool>& learning_rate_changes,
+              const std::map<std::string, double>& settings) {
+  if (max_mag.ndim() != 2) fail("max_mag: is not [steps, probes]");
+  const py::ssize_t steps = max_mag.shape(0), probes = max_mag.shape(1);
+  if (probes < 1 || probes > 65536) fail("max_mag: has not 1..65536 probes");
+  check_shape("step", step, {steps});
+  check_shape("format", format, {probes});
+  check_shape("element_count", element_count, {probes});
+  check_shape("nonfinite", nonfinite, {steps, probes});
+  check_shape("saturated", saturated, {steps, probes});
+  check_shape("scale_log2", scale_log2, {steps, probes});
+  check_shape("learning_rate_changes", learning_rate_changes, {steps});
+
+  opd::DeviceParameters parameters;
+  parameters.num_ops = static_cast<unsigned>(probes);
+  opd::ref::CpuReference reference(parameters, config_of(settings));
+  py::array_t<opd::OpRecord> records({steps, probes});
+  py::array_t<double> z({steps, probes});
+  auto record = records.mutable_unchecked<2>();
+  auto score = z.mutable_unchecked<2>();
+  std::uint32_t seq = 0;
+  for (py::ssize_t s = 0; s < steps; ++s) {
+    if (learning_rate_changes.at(s)) reference.announce_learning_rate(step.at(s));
+    for (py::ssize_t p = 0; p < probes; ++p) {
+      const opd::OpDescriptor descriptor{.op = static_cast<std::uint16_t>(p),
+                                         .format = static_cast<opd::Format>(format.at(p)),
+                                         .step = step.at(s),
+                                         .scale_log2 = scale_log2.at(s, p)};
+      const bool is_nonfinite = nonfinite.at(s, p) > 0;
+      const auto detection =
+          reference.complete(seq++, descriptor,
+                             {.max_mag = max_mag.at(s, p),
+                              .element_count = element_count.at(p),
+                              .nonfinite_count = nonfinite.at(s, p),
+                              // The position is not known (docs/formats.md "Trace").
+                              .first_nonfinite = is_nonfinite ? 0 : opd::kNoElement,
+                              .saturated_count = saturated.at(s, p)});
+      if (!detection) fail("format: " + std::to_string(format.at(p)) + " is no format code");
+      record(s, p) = detection->record;
+      score(s, p) =
+          detection->score.scored ? detection->score.z() : std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+  return py::make_tuple(records, z);
+}
+
+Array<std::int32_t> log2_codes(const Array<std::uint8_t>& format,
+                               const Array<std::uint32_t>& max_mag) {
+  if (max_mag.ndim() != 2) fail("max_mag: is not [steps, probes]");
+  check_shape("format", format, {max_mag.shape(1)});
+  Array<std::int32_t> codes({max_mag.shape(0), max_mag.shape(1)});
+  auto code = codes.mutable_unchecked<2>();
+  for (py::ssize_t p = 0; p < max_mag.shape(1); ++p) {
+    const auto element = static_cast<opd::Format>(format.at(p));
+    if (!opd::ref::is_known(element))
+      fail("format: " + std::to_string(format.at(p)) + " is no format code");
+    for (py::ssize_t s = 0; s < max_mag.shape(0); ++s)
+      code(s, p) = opd::ref::log2_code(element, max_mag.at(s, p));
+  }
+  return codes;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_reference, module) {
+  module.doc() = "The detection unit of opd's C++ reference (opd::ref::CpuReference).";
+  PYBIND11_NUMPY_DTYPE(opd::OpRecord, seq, step, op, format, mode, max_mag, nonfinite_count,
+                       first_nonfinite, saturated_count, flags, risk, cause);
+  module.def("run", &run, py::arg("step"), py::arg("format"), py::arg("element_count"),
+             py::arg("max_mag"), py::arg("nonfinite"), py::arg("saturated"), py::arg("scale_log2"),
+             py::arg("learning_rate_changes"), py::arg("config") = std::map<std::string, double>{},
+             R"(Runs the reference over a trace, both engines present.
+
+step uint32 [S], format uint8 [P] (Format codes), element_count uint32 [P]; max_mag, nonfinite,
+saturated uint32 [S, P]; scale_log2 int8 [S, P]; learning_rate_changes bool [S]: announced before
+the step. config: fields of the configuration that are not at their reset value.
+Returns (records [S, P] with the fields of OpRecord, z float64 [S, P], NaN where nothing is scored).
+Raises ValueError.)");
+  module.def("log2_codes", &log2_codes, py::arg("format"), py::arg("max_mag"),
+             "x of docs/numerics.md in 1/32 bit: format uint8 [P], max_mag uint32 [S, P] -> int32 "
+             "[S, P].");
+  module.def("published_profile", &published_profile,
+             "Configuration fields of the risk profile `published`.");
+  module.def("state_bits", &opd::ref::state_bits, py::arg("forecast_engine"),
+             py::arg("published_engine"), "Bits of state per operator, controller included.");
+}

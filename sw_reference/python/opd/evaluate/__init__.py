@@ -1,0 +1,23 @@
+"""`opd evaluate`: the detectors that opd has to beat, and what each of them says of a corpus of traces.
+
+    command      the command line            corpus     traces and their labels
+    detector     what a detector is          metrics    recall, lead, false alarms, intervals, ROC
+    reference    forecast and published, computed by the C++ reference
+    limits       rules on the distance to the format's limit
+    averages     rules on a moving average   maxima     rules on a largest value so far
+    report       evaluation.html
+
+Definitions: docs/evaluation.md.
+"""
+from opd.evaluate.averages import MsprobeTurbulence, OlmoSkipStep, ZClip
+from opd.evaluate.detector import Detector
+from opd.evaluate.limits import FpCheckerDangerZone, NonfiniteOnly, StaticHeadroom
+from opd.evaluate.maxima import MegatronSpike, TransformerEngineAmax
+from opd.evaluate.reference import Forecast, Published
+
+
+def all_detectors() -> list[Detector]:
+    """Every detector with its published settings, in the order of the tables. Raises ReferenceMissing."""
+    return [Forecast(), Forecast(jump=False), Published("BEFORE"), Published("AFTER"), StaticHeadroom(1), StaticHeadroom(3),
+            FpCheckerDangerZone(), ZClip(), OlmoSkipStep(), MsprobeTurbulence(), MegatronSpike(), TransformerEngineAmax(),
+            NonfiniteOnly()]

@@ -1,0 +1,135 @@
+"""Traces and what is known of them: labels from `labels.toml` beside the traces, else from each trace's own metadata.
+
+    [runs.qk_overflow]                    # name of the trace
+    class = "gradual"                     # healthy, near-limit, gradual, sudden, injected, data
+    split = "held-out"                    # tuning: thresholds were chosen with it in view; held-out: they were not
+    first_bad_step = 235                  # step and operator of the first non-finite value; both or none
+    first_bad_op = "block.2.attn.qk"
+    decided = "computed: 91 steps below 4 bits of headroom before"    # how the label came about
+"""
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from opd.trace import LABELS, Trace
+
+LABELS_FILE = "labels.toml"
+SPLITS = ("tuning", "held-out")
+UNASSIGNED = "unassigned"  # split of a run that no labels file names
+_KEYS = {"class": str, "split": str, "first_bad_step": int, "first_bad_op": str, "decided": str}
+_REQUIRED = ("class", "split", "decided")
+CLEAN = ("healthy", "near-limit")  # classes without an incident in the forward pass
+
+
+class CorpusError(ValueError):
+    """Traces or labels that cannot be used. The text is "FILE: FIELD: what is wrong; remedy"."""
+
+    def __init__(self, file: Path | str, field: str, wrong: str, remedy: str):
+        super().__init__(f"{file}: {field}: {wrong}; {remedy}")
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is known of a run."""
+    kind: str                  # class, one of LABELS
+    split: str                 # one of SPLITS, or UNASSIGNED
+    first_bad_step: int | None
+    first_bad_op: str | None
+    decided: str
+    file: str                  # where it says so
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trace file with its label."""
+    file: Path
+    trace: Trace
+    label: Label
+
+
+def find_traces(paths: Sequence[str]) -> list[Path]:
+    """Trace files of files and folders (*.safetensors, sorted by name). Raises CorpusError."""
+    files = []
+    for path in map(Path, paths):
+        found = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not found:
+            raise CorpusError(path, "folder", "holds no *.safetensors", "name a folder with traces, or trace files")
+        files += found
+    for file in files:
+        if files.count(file) > 1:
+            raise CorpusError(file, "file", "is named twice", "name every trace once")
+    return files
+
+
+def read_labels(file: Path) -> dict[str, Label]:
+    """Labels by the name of their trace. Raises CorpusError."""
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CorpusError(file, "file", f"cannot be read ({error.strerror})", "check its name and permissions") from None
+    except UnicodeDecodeError:
+        raise CorpusError(file, "file", "is not UTF-8 text", "write it as docs/evaluation.md shows") from None
+    except tomllib.TOMLDecodeError as error:
+        raise CorpusError(file, "file", f"is not TOML ({error})", "write it as docs/evaluation.md shows") from None
+    for key in content:
+        if key != "runs":
+            raise CorpusError(file, key, "is not known", "write one table [runs.NAME] for each trace")
+    if not isinstance(content.get("runs"), dict):
+        raise CorpusError(file, "runs", "is missing or not a table", "write one table [runs.NAME] for each trace")
+    return {name: _label(file, name, entry) for name, entry in content["runs"].items()}
+
+
+def _label(file: Path, name: str, entry) -> Label:
+    def fail(key, wrong, remedy):
+        raise CorpusError(file, f"runs.{name}.{key}" if key else f"runs.{name}", wrong, remedy)
+
+    if not isinstance(entry, dict):
+        fail("", "is not a table", "write [runs.NAME] and its fields")
+    for key, value in entry.items():
+        if key not in _KEYS:
+            fail(key, "is not known", f"the fields are {', '.join(_KEYS)}")
+        if type(value) is not _KEYS[key]:
+            fail(key, "has the wrong type", f"give {'a text' if _KEYS[key] is str else 'a whole number'}")
+    for key in _REQUIRED:
+        if not entry.get(key):
+            fail(key, "is missing or empty", "every run needs a class, a split, and how the label was decided")
+    if entry["class"] not in LABELS:
+        fail("class", f"{entry['class']!r} is no class", f"use {', '.join(LABELS)}")
+    if entry["split"] not in SPLITS:
+        fail("split", f"{entry['split']!r} is no split", f"use {' or '.join(SPLITS)}")
+    if ("first_bad_step" in entry) != ("first_bad_op" in entry):
+        fail("first_bad_step", "and first_bad_op are not both there", "give both or none")
+    if entry["class"] in CLEAN and "first_bad_op" in entry:
+        fail("first_bad_op", f"is given, but the class is {entry['class']}", "correct one of the two")
+    return Label(entry["class"], entry["split"], entry.get("first_bad_step"), entry.get("first_bad_op"), entry["decided"], file.name)
+
+
+def load(file: Path, labels: dict[str, Label], labels_file: Path | None) -> Run:
+    """A trace with its label, which must agree with it. Raises CorpusError, TraceError."""
+    trace = Trace.read(file)
+    label = labels.get(trace.name)
+    if label is None:
+        return Run(file, trace, Label(trace.label, UNASSIGNED, trace.first_bad_step, trace.first_bad_op, "metadata of the trace", file.name))
+
+    def fail(key, wrong):
+        raise CorpusError(labels_file, f"runs.{trace.name}.{key}", wrong, f"correct it, or the trace {file.name}")
+
+    if label.first_bad_op is not None:
+        op = next((op for op, probe in enumerate(trace.probes) if probe.name == label.first_bad_op), None)
+        if op is None:
+            fail("first_bad_op", f"{label.first_bad_op!r} is no probe of the trace")
+        bad = trace.step[trace.nonfinite[:, op] > 0]
+        if not len(bad) or bad[0] != label.first_bad_step:
+            found = f"its first non-finite value is at step {bad[0]}" if len(bad) else "it never goes non-finite"
+            fail("first_bad_step", f"{label.first_bad_op} at step {label.first_bad_step} is asked for, but {found}")
+    elif label.kind in CLEAN:
+        forward = np.array([probe.kind == "activation" for probe in trace.probes])
+        bad = np.argwhere((trace.nonfinite > 0) & forward)
+        if len(bad):
+            fail("class", f"{label.kind}, but {trace.probes[bad[0][1]].name} is non-finite at step {trace.step[bad[0][0]]}")
+    return Run(file, trace, label)

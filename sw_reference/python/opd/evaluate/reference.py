@@ -1,0 +1,133 @@
+"""The device's own detectors, computed by the C++ reference itself (module opd._reference, target opd_python).
+
+Alarms and modes are those of the records: an alarm is a risk of at least RISK.STABLE, as in docs/metrics.md.
+"""
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from opd.evaluate.detector import Detector, Samples, Verdict, spread
+from opd.evaluate.limits import HEADROOMS
+from opd.registers import CONFIG_RESET, Format, Order
+from opd.trace import FORMATS, Trace
+
+ROOT = Path(__file__).resolve().parents[4]
+JUMPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0)  # bits
+CONTROLLER_BITS = 20  # of state per operator, the same for every detector: docs/controller.md, with the lock and disable bits
+
+
+class ReferenceMissing(RuntimeError):
+    """The C++ reference has not been built for Python."""
+
+
+@cache
+def module():
+    """opd._reference from the build folder (OPD_BUILD, default `build` of the repository). Raises ReferenceMissing."""
+    build = Path(os.environ.get("OPD_BUILD", ROOT / "build"))
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        file = build / "python" / "opd" / f"_reference{suffix}"
+        if file.exists():
+            spec = importlib.util.spec_from_file_location("opd._reference", file)
+            loaded = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(loaded)
+            return loaded
+    raise ReferenceMissing(f"{build}/python/opd/_reference: the C++ reference is not built for this Python; run scripts/setup, or "
+                           "name another build folder in OPD_BUILD")
+
+
+def learning_rate_changes(trace: Trace) -> np.ndarray:
+    """Steps whose change is announced to the device (docs/metrics.md "Learning-rate changes"): bool [S]."""
+    changes = np.zeros(len(trace.step), bool)
+    if trace.lr is not None:
+        before, now = trace.lr[:-1].astype(np.float64), trace.lr[1:].astype(np.float64)
+        changes[1:] = (now > 1.25 * before) | (now < 0.8 * before)
+    return changes
+
+
+def statistics(trace: Trace) -> dict[str, np.ndarray]:
+    """The arguments of opd._reference.run but its configuration: what a replay of the trace's statistics hands to the device
+    (docs/formats.md "Replay of a probe at a step")."""
+    max_mag = np.empty(trace.max_abs.shape, np.uint32)
+    for op, probe in enumerate(trace.probes):
+        dtype = FORMATS[probe.format].numpy
+        max_mag[:, op] = trace.max_abs[:, op].astype(dtype).view(f"<u{dtype.itemsize}")
+    scale_log2 = np.zeros(trace.max_abs.shape, np.int8)
+    if trace.loss_scale is not None:
+        gradients = [op for op, probe in enumerate(trace.probes) if probe.kind == "gradient"]
+        exponent = np.frexp(trace.loss_scale)[1] - 1  # floor(log2), exact
+        scale_log2[:, gradients] = np.clip(exponent, -128, 127).astype(np.int8)[:, None]
+    saturated = trace.saturated if trace.saturated is not None else np.zeros(trace.max_abs.shape)
+
+    def count(values) -> np.ndarray:
+        return np.minimum(values, 0xFFFFFFFF).astype(np.uint32)
+
+    return {"step": trace.step.astype(np.uint32), "format": np.array([Format[probe.format] for probe in trace.probes], np.uint8),
+            "element_count": count(np.array([probe.elements for probe in trace.probes])), "max_mag": max_mag,
+            "nonfinite": count(trace.nonfinite), "saturated": count(saturated), "scale_log2": scale_log2,
+            "learning_rate_changes": learning_rate_changes(trace)}
+
+
+class _Reference(Detector):
+    """A risk profile of the device."""
+    adaptive = True
+    config: dict[str, float]  # fields that are not at their reset value
+
+    def config_at(self, threshold: float) -> dict[str, float]:
+        raise NotImplementedError
+
+    def judge(self, samples: Samples, threshold: float | None = None) -> Verdict:
+        config = self.config_at(self.threshold if threshold is None else threshold)
+        records, _ = module().run(**statistics(samples.trace), config=config)
+        alarms = (records["risk"] >= CONFIG_RESET["risk_stable"]) & samples.finite
+        return Verdict(samples.step, alarms, records["mode"])
+
+
+class Forecast(_Reference):
+    """opd's default profile: log2 deviation against headroom, jumps, saturation; or the same without jumps.
+
+    The ROC moves JUMP.THRESHOLD; without jumps FORECAST.HEADROOM."""
+    source = "docs/numerics.md, forecast engine; the reset values of the device"
+
+    def __init__(self, jump: bool = True):
+        self.jump = jump
+        self.name = "forecast" if jump else "forecast-no-jump"
+        self.settings = {"headroom_bits": 4, "horizon_shift": 1, "baseline_shift": 4}
+        if jump:
+            self.settings["jump_bits"] = 3
+        self.unit = "JUMP.THRESHOLD in bits" if jump else "-FORECAST.HEADROOM in bits"
+        self.threshold = 3.0 if jump else -4.0
+        self.sweep = JUMPS if jump else tuple(-bits for bits in HEADROOMS)
+        self.operations = {"add": 10, "compare": 5} if jump else {"add": 9, "compare": 3}  # integer
+        self.state_bits = module().state_bits(True, False) - CONTROLLER_BITS
+
+    def config_at(self, threshold: float) -> dict[str, float]:
+        return {"jump_threshold": 32 * threshold} if self.jump else {"weight_jump": 0, "forecast_headroom": -32 * threshold}
+
+
+class Published(_Reference):
+    """The published rule, z or second difference, scored before or after the update. The ROC moves the z threshold (and, in
+    proportion, the one after a learning-rate change); the second difference stays."""
+    source = "the rule of the literature: EMA of max|x| over 128 steps, z > 5, second difference > 3 above 50 % of the format's limit"
+    settings = {"window": 128, "z_threshold": 5, "d2_threshold": 3, "d2_floor": 0.5, "min_samples": 32}
+    unit = "z"
+    threshold = 5.0
+    sweep = spread(1, 5.0, 100)
+    operations = {"add": 12, "multiply": 5, "compare": 11}  # 5 additions and the multiplications in binary32
+
+    def __init__(self, order: str):
+        self.order = Order[order]
+        self.name = f"published-{order.lower()}"
+        self.state_bits = module().state_bits(False, True) - CONTROLLER_BITS
+        if self.order is Order.AFTER:
+            self.operations = {"add": 13, "multiply": 6, "compare": 11}
+
+    def config_at(self, threshold: float) -> dict[str, float]:
+        scale = CONFIG_RESET["z_threshold_desensitised"] / CONFIG_RESET["z_threshold"]
+        return {**module().published_profile(), "published_order": int(self.order), "z_threshold": threshold,
+                "z_threshold_desensitised": threshold * scale}

@@ -1,0 +1,416 @@
+"""opd.evaluate, the figures: lead, recall, false alarms, intervals and ROC on traces made for the purpose; labels; the command.
+
+The C++ reference is read from the folder in OPD_BUILD (default: build); without it the tests that need it are skipped.
+"""
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opd.__main__ import main as opd_main
+from opd.evaluate.command import evaluate, main, text
+from opd.evaluate.corpus import CorpusError, Label, Run, find_traces, load, read_labels
+from opd.evaluate.detector import Detector, Samples
+from opd.evaluate.metrics import Count, assess, bootstrap, clopper_pearson, first_incident, first_nonfinite, per_1000, quantile, summarise
+from opd.evaluate.reference import ReferenceMissing, module
+from opd.trace import Probe, Trace
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ROOT / "sw_reference" / "python"
+BUILD = Path(os.environ.get("OPD_BUILD", ROOT / "build"))
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+try:
+    module()
+    BUILT = True
+except ReferenceMissing:
+    BUILT = False
+needs_reference = pytest.mark.skipif(not BUILT, reason=f"{BUILD} holds no opd._reference (target opd_python; OPD_BUILD names the folder)")
+
+ALARM = 7.0   # magnitude at which Planted raises an alarm
+STRONG = 9.0  # and one at which it does with a higher threshold as well
+
+
+class Planted(Detector):
+    """An alarm at every sample of magnitude 7 or more."""
+    name, source, settings, unit = "planted", "this test", {"level": 7}, "max"
+    threshold, sweep, inclusive = 7.0, (7.0, 8.0, 10.0), True
+    state_bits, operations = 3, {"compare": 1, "add": 2}
+
+    def score(self, samples, threshold):
+        return np.where(samples.finite, samples.magnitude, -np.inf)
+
+
+def planted_trace(steps, alarms=(), bad=(), strong=(), probes=2, name="run", label="healthy", kinds=None, every=1) -> Trace:
+    """Magnitude 1 but for the planted (sample, operator) pairs."""
+    max_abs = np.ones((steps, probes), np.float32)
+    nonfinite = np.zeros((steps, probes), np.int64)
+    for s, p in alarms:
+        max_abs[s, p] = ALARM
+    for s, p in strong:
+        max_abs[s, p] = STRONG
+    for s, p in bad:
+        nonfinite[s, p] = 1
+    kinds = kinds or ["activation"] * probes
+    first = min((pair for pair in bad if kinds[pair[1]] == "activation"), default=None)
+    return Trace(name, label, [Probe(f"op{p}", kinds[p], "FP16", (4,)) for p in range(probes)], np.arange(steps) * every, max_abs, nonfinite,
+                 *((None, None) if first is None else (int(first[0]) * every, f"op{first[1]}")))
+
+
+def run_of(trace, split="held-out", **changes) -> Run:
+    known = {"kind": trace.label, "first_bad_step": trace.first_bad_step, "first_bad_op": trace.first_bad_op, **changes}
+    return Run(Path(f"{trace.name}.safetensors"), trace, Label(split=split, decided="planted", file="test", **known))
+
+
+def result_of(trace, **changes):
+    return assess(Planted(), run_of(trace, **changes), Samples.of(trace))
+
+
+# --- lead and recall -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("alarms, lead", [
+    ([], 0),
+    ([199], 1),
+    ([190], 10),
+    ([190, 160], 40),          # one standing alarm: it is recalled before it falls
+    ([137], 63),               # still standing at the last sample before
+    ([136], 64),               # quiet for 63 steps at that sample
+    ([135], 0),                # back in FAST with the 64th quiet step
+    ([100, 190], 10),          # the first was withdrawn
+    (range(10, 200), 128),     # at most 128
+    ([200], 0),                # the incident itself is no warning
+])
+def test_lead_by_hand(alarms, lead):
+    trace = planted_trace(300, [(s, 1) for s in alarms], [(200, 1)], label="gradual")
+    result = result_of(trace)
+    assert result.lead == lead and result.operators == 1 and result.operators_detected == (lead > 0)
+    assert result.kind == "gradual"
+
+
+def test_lead_counts_training_steps():
+    trace = planted_trace(60, [(s, 0) for s in (48,)], [(50, 0)], label="sudden", every=10)
+    assert result_of(trace).lead == 20
+    assert result_of(planted_trace(5, [], [(0, 0)], label="sudden")).lead == 0  # nothing comes before the first sample
+
+
+def test_the_first_incident_is_the_one_the_label_names():
+    kinds = ["gradient", "activation", "activation"]
+    trace = planted_trace(100, [], [(20, 0), (40, 2), (50, 1)], probes=3, label="gradual", kinds=kinds)
+    bad = first_nonfinite(Samples.of(trace))
+    assert bad.tolist() == [20, 50, 40]
+    assert first_incident(run_of(trace), bad) == 2
+    assert first_incident(run_of(trace, first_bad_op="op1", first_bad_step=50), bad) == 1
+    assert first_incident(run_of(trace, first_bad_op=None, first_bad_step=None), bad) == 2  # the earliest activation
+    gradients = planted_trace(100, [], [(20, 0)], probes=1, label="data", kinds=["gradient"])
+    assert first_incident(run_of(gradients), first_nonfinite(Samples.of(gradients))) == 0
+    clean = planted_trace(10)
+    assert first_incident(run_of(clean), first_nonfinite(Samples.of(clean))) is None
+
+
+def test_a_clean_run_has_no_incident_to_detect():
+    trace = planted_trace(300, [], [(200, 1)], kinds=["activation", "gradient"])  # a loss scaler at work
+    result = result_of(trace)
+    assert result.lead is None and result.operators == 1
+
+
+# --- false alarms ----------------------------------------------------------------------------------------------------------
+
+def test_false_alarms_by_hand():
+    result = result_of(planted_trace(132, [(0, 0), (31, 1), (32, 0), (33, 0), (131, 1)]))
+    assert result.warm_up == Count(2, 64) and result.false_alarms == Count(3, 200)
+    assert per_1000([result.false_alarms]) == 15.0 and per_1000([result.warm_up]) == 31.25
+    assert per_1000([]) is None and per_1000([Count(0, 0)]) is None
+    short = result_of(planted_trace(20, [(5, 0)]))
+    assert short.warm_up == Count(1, 40) and short.false_alarms == Count(0, 0)
+
+
+def test_alarms_before_an_incident_are_warnings():
+    # Operator 1 goes non-finite at sample 300: from 172 on its alarms are warnings, from 300 on they are not judged.
+    trace = planted_trace(400, [(s, 1) for s in (100, 171, 172, 250, 299, 350)] + [(350, 0)], [(300, 1)], kinds=["activation", "gradient"])
+    result = result_of(trace)
+    assert result.false_alarms == Count(2 + 1, (172 - 32) + (400 - 32))
+    assert result.warm_up == Count(0, 64)
+
+
+def test_sweep_by_hand():
+    trace = planted_trace(300, [(100, 0), (199, 1)], [(200, 1)], strong=[(101, 0)], label="gradual")
+    assert result_of(trace).sweep == [(True, Count(2, 40 + 268)), (False, Count(1, 40 + 268)), (False, Count(0, 40 + 268))]
+
+
+# --- figures over runs -----------------------------------------------------------------------------------------------------
+
+def test_clopper_pearson_against_published_values():
+    def rounded(k, n):
+        return tuple(round(bound, 4) for bound in clopper_pearson(k, n))
+
+    assert rounded(13, 14) == (0.6613, 0.9982)
+    assert rounded(0, 10) == (0.0, 0.3085) and rounded(10, 10) == (0.6915, 1.0)
+    assert rounded(5, 10) == (0.1871, 0.8129)
+    assert clopper_pearson(0, 0) is None
+    low, high = clopper_pearson(1, 1)
+    assert math.isclose(low, 0.025, rel_tol=1e-9) and high == 1.0
+
+
+def test_quantiles_are_those_of_the_metrics():
+    assert quantile([], 0.5) is None
+    assert quantile([5], 0.1) == 5
+    assert [quantile([40, 10, 30, 20], q) for q in (0, 0.1, 0.5, 0.9, 1)] == [10, 10, 20, 30, 40]  # floor(q (N - 1))
+
+
+def test_bootstrap_is_over_runs_and_repeats():
+    runs = [Count(0, 100)] * 5 + [Count(10, 100)] * 5
+    low, high = bootstrap(runs, per_1000, 1)
+    assert (low, high) == bootstrap(runs, per_1000, 1)
+    assert 10 <= low <= 30 and 70 <= high <= 90  # standard error 15.8 around 50
+    assert bootstrap(runs[:1], per_1000, 1) is None
+    assert bootstrap([Count(1, 100)] * 4, per_1000, 1) == (10.0, 10.0)
+
+
+def test_a_summary_by_hand():
+    results = [result_of(trace) for trace in (
+        planted_trace(132, [(40, 0), (50, 0)], name="h1"),
+        planted_trace(132, [(0, 0)], name="h2"),
+        planted_trace(132, [(60, 1)], name="n1", label="near-limit"),
+        planted_trace(300, [(190, 1)], [(200, 1)], name="g1", label="gradual"),
+        planted_trace(300, [(170, 1)], [(200, 1)], name="g2", label="gradual"),
+        planted_trace(300, [], [(200, 1)], name="s1", label="sudden"),
+        planted_trace(300, [], name="d1", label="data"),  # nothing went non-finite: no incident
+    )]
+    entry = summarise(Planted(), results, "all", 1)
+    assert (entry["incidents"], entry["detected"]) == (3, 2) and entry["recall"] == 2 / 3
+    assert entry["recall_interval"] == clopper_pearson(2, 3)
+    assert {kind: (value["detected"], value["incidents"]) for kind, value in entry["recall_by_class"].items()} == {
+        "gradual": (2, 2), "sudden": (0, 1), "injected": (0, 0), "data": (0, 0)}
+    assert entry["recall_by_class"]["injected"]["recall"] is None and entry["recall_by_class"]["injected"]["recall_interval"] is None
+    assert (entry["lead_median"], entry["lead_p10"]) == (10, 0)  # of 0, 10, 30
+    assert entry["false_alarms_healthy_per_1000"] == 1000 * 2 / 400 and entry["probe_steps_healthy"] == 400
+    assert entry["false_alarms_near_limit_per_1000"] == 1000 * 1 / 200
+    assert entry["false_alarms_warm_up_per_1000"] == 1000 * 1 / 192
+    assert entry["false_alarms_near_limit_interval"] is None  # of one run
+    low, high = entry["false_alarms_healthy_interval"]
+    assert (low, high) == (0.0, 10.0)
+    assert (entry["state_bits"], entry["operations"]) == (3, 3)
+    assert [(point["threshold"], point["recall"], point["false_alarms_healthy_per_1000"]) for point in entry["roc"]] == [
+        (7.0, 2 / 3, 5.0), (8.0, 0.0, 0.0), (10.0, 0.0, 0.0)]
+    empty = summarise(Planted(), [], "tuning", 1)
+    assert empty["recall"] is None and empty["lead_median"] is None and empty["false_alarms_healthy_per_1000"] is None
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------------
+
+GOOD = '[runs.run]\nclass = "gradual"\nsplit = "tuning"\nfirst_bad_step = 200\nfirst_bad_op = "op1"\ndecided = "planted"\n'
+
+
+@pytest.fixture
+def folder(tmp_path):
+    planted_trace(300, [(190, 1)], [(200, 1)], label="sudden").write(tmp_path / "run.safetensors")
+    return tmp_path
+
+
+def test_labels_come_from_the_file_else_from_the_trace(folder):
+    (folder / "labels.toml").write_text(GOOD)
+    labels = read_labels(folder / "labels.toml")
+    run = load(folder / "run.safetensors", labels, folder / "labels.toml")
+    assert run.label == Label("gradual", "tuning", 200, "op1", "planted", "labels.toml")
+    own = load(folder / "run.safetensors", {}, None).label
+    assert own == Label("sudden", "unassigned", 200, "op1", "metadata of the trace", "run.safetensors")
+
+
+@pytest.mark.parametrize("content, field, wrong", [
+    ("runs = [", "file", "is not TOML"),
+    ("", "runs", "is missing"),
+    ("runs = 3", "runs", "is missing or not a table"),
+    ("version = 1\n" + GOOD, "version", "is not known"),
+    ("[runs]\nrun = 3", "runs.run", "is not a table"),
+    (GOOD.replace("class", "klass"), "runs.run.klass", "is not known"),
+    (GOOD.replace('class = "gradual"\n', ""), "runs.run.class", "is missing or empty"),
+    (GOOD.replace('split = "tuning"\n', ""), "runs.run.split", "is missing or empty"),
+    (GOOD.replace('"planted"', '""'), "runs.run.decided", "is missing or empty"),
+    (GOOD.replace('"gradual"', '"slow"'), "runs.run.class", "'slow' is no class"),
+    (GOOD.replace('"tuning"', '"test"'), "runs.run.split", "'test' is no split"),
+    (GOOD.replace("200", '"200"'), "runs.run.first_bad_step", "has the wrong type"),
+    (GOOD.replace("200", "true"), "runs.run.first_bad_step", "has the wrong type"),
+    (GOOD.replace("first_bad_step = 200\n", ""), "runs.run.first_bad_step", "are not both there"),
+    (GOOD.replace('"gradual"', '"healthy"'), "runs.run.first_bad_op", "but the class is healthy"),
+    (GOOD.replace('"op1"', '"op9"'), "runs.run.first_bad_op", "is no probe of the trace"),
+    (GOOD.replace("200", "201"), "runs.run.first_bad_step", "its first non-finite value is at step 200"),
+    (GOOD.replace('"op1"', '"op0"'), "runs.run.first_bad_step", "it never goes non-finite"),
+    ('[runs.run]\nclass = "near-limit"\nsplit = "tuning"\ndecided = "x"\n', "runs.run.class", "op1 is non-finite at step 200"),
+    (GOOD + GOOD.replace("runs.run", "runs.ruin"), "runs.ruin", "is the name of no trace"),
+])
+@needs_reference
+def test_bad_labels_are_named(folder, capsys, content, field, wrong):
+    (folder / "labels.toml").write_text(content)
+    assert main([str(folder), "--out", str(folder / "out"), "--detector", "nonfinite-only"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"opd evaluate: {folder / 'labels.toml'}: {field}: ") and wrong in said and "; " in said
+    assert not (folder / "out").exists()
+
+
+@needs_reference
+def test_bad_arguments_are_named(folder, capsys):
+    def fault(*arguments) -> str:
+        assert main([*map(str, arguments), "--out", str(folder / "out")]) == 2
+        return capsys.readouterr().err
+
+    (folder / "empty").mkdir()
+    shutil.copy(folder / "run.safetensors", folder / "empty2.safetensors")
+    assert "holds no *.safetensors" in fault(folder / "empty")
+    assert "cannot be" in fault(folder / "nothing.safetensors")
+    assert "is named twice" in fault(folder / "run.safetensors", folder / "run.safetensors")
+    assert "is the name of" in fault(folder)  # two files, one name
+    assert "is no detector; use forecast" in fault(folder / "run.safetensors", "--detector", "best")
+    assert "no probe of the kinds" in fault(folder / "run.safetensors", "--kind", "weight")
+    assert "is negative" in fault(folder / "run.safetensors", "--seed", "-1")
+    assert "cannot be read" in fault(folder / "run.safetensors", "--labels", folder / "none.toml")
+    (folder / "broken.safetensors").write_bytes(b"not a trace")
+    assert "broken.safetensors" in fault(folder / "broken.safetensors")
+    (folder / "taken").write_text("")
+    assert main([str(folder / "run.safetensors"), "--out", str(folder / "taken"), "--detector", "nonfinite-only"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    with pytest.raises(CorpusError):
+        find_traces([str(folder / "empty")])
+
+
+def test_a_missing_reference_is_an_error(folder, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "OPD_BUILD": str(tmp_path / "none")}
+    result = subprocess.run([sys.executable, "-m", "opd", "evaluate", str(folder)], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2 and "the C++ reference is not built" in result.stderr
+
+
+# --- the command -----------------------------------------------------------------------------------------------------------
+
+RATE = (float, int, type(None))
+PAIR = (list, tuple, type(None))
+ENTRY = {"name": str, "split": str, "source": str, "settings": dict, "unit": str, "threshold": float, "incidents": int, "detected": int,
+         "recall": RATE, "recall_interval": PAIR, "recall_by_class": dict, "operators": int, "operators_detected": int,
+         "lead_median": (int, type(None)), "lead_median_interval": PAIR, "lead_p10": (int, type(None)), "lead_p10_interval": PAIR,
+         "false_alarms_healthy_per_1000": RATE, "false_alarms_healthy_interval": PAIR, "probe_steps_healthy": int,
+         "false_alarms_near_limit_per_1000": RATE, "false_alarms_near_limit_interval": PAIR, "probe_steps_near_limit": int,
+         "false_alarms_warm_up_per_1000": RATE, "false_alarms_warm_up_interval": PAIR, "probe_steps_warm_up": int,
+         "state_bits": int, "operations": int, "operations_by_kind": dict, "roc": list}
+RUN = {"name": str, "file": str, "class": str, "split": str, "label_from": str, "decided": str, "steps": int, "probes": int,
+       "first_bad_step": (int, type(None)), "first_bad_op": (str, type(None)), "operators_nonfinite": int, "detectors": list}
+TOP = {"format": str, "version": int, "seed": int, "confidence": float, "resamples": int, "lead_window": int, "warm_up_samples": int,
+       "kinds": list, "classes_without_run": list, "runs": list, "detectors": list}
+NAMES = ["forecast", "forecast-no-jump", "published-before", "published-after", "static-headroom-1", "static-headroom-3",
+         "fpchecker-5-percent", "zclip", "olmo-6-sigma", "msprobe-turbulence", "megatron-10x", "te-amax-history", "nonfinite-only"]
+
+
+def check(value: dict, schema: dict) -> int:
+    assert list(value) == list(schema)
+    for key, kind in schema.items():
+        assert isinstance(value[key], kind), (key, value[key])
+    return len(schema)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Two splits, four classes; FP16 ramps into the limit, steady runs."""
+    folder = tmp_path_factory.mktemp("corpus")
+    generator = np.random.default_rng(11)
+    labels = ""
+    for name, label, split in (("calm", "healthy", "held-out"), ("calm2", "healthy", "tuning"), ("edge", "near-limit", "held-out"),
+                               ("ramp", "gradual", "held-out"), ("burst", "sudden", "tuning")):
+        steps = 260
+        max_abs = (generator.uniform(0.9, 1.1, (steps, 3)) * {"edge": 30000}.get(name, 10)).astype(np.float16).astype(np.float32)
+        nonfinite = np.zeros(max_abs.shape, np.int64)
+        bad = None
+        if name == "ramp":
+            max_abs[:, 1] = np.minimum(2.0 ** np.linspace(3, 17, steps), 65504).astype(np.float16)
+        if label in ("gradual", "sudden"):
+            bad = 241
+            nonfinite[bad:, 1] = 2
+        probes = [Probe(f"layer<{p}>", "gradient" if p == 2 else "activation", "FP16", (8,)) for p in range(3)]
+        Trace(name, label, probes, np.arange(steps), max_abs, nonfinite, bad, None if bad is None else "layer<1>").write(
+            folder / f"{name}.safetensors")
+        labels += f'[runs.{name}]\nclass = "{label}"\nsplit = "{split}"\ndecided = "made"\n'
+        labels += f'first_bad_step = {bad}\nfirst_bad_op = "layer<1>"\n' if bad else ""
+    (folder / "labels.toml").write_text(labels)
+    return folder
+
+
+@needs_reference
+def test_evaluation_json_has_its_schema(corpus, tmp_path, capsys):
+    assert opd_main(["evaluate", str(corpus), "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    checked = check(found, TOP)
+    assert (found["format"], found["version"]) == ("opd-evaluation", 1)
+    assert found["classes_without_run"] == ["injected", "data"]
+    assert [(run["name"], run["split"]) for run in found["runs"]] == [
+        ("burst", "tuning"), ("calm", "held-out"), ("calm2", "tuning"), ("edge", "held-out"), ("ramp", "held-out")]
+    for run in found["runs"]:
+        checked += check(run, RUN)
+        assert [entry["name"] for entry in run["detectors"]] == NAMES
+    assert [(entry["split"], entry["name"]) for entry in found["detectors"]] == [
+        (split, name) for split in ("tuning", "held-out", "all") for name in NAMES]
+    for entry in found["detectors"]:
+        checked += check(entry, ENTRY)
+        thresholds = [point["threshold"] for point in entry["roc"]]
+        assert entry["threshold"] in thresholds
+        at = entry["roc"][thresholds.index(entry["threshold"])]  # the ROC passes through the published setting
+        for key in ("recall", "false_alarms_healthy_per_1000", "false_alarms_near_limit_per_1000"):
+            assert at[key] == entry[key], (entry["name"], key)
+            checked += 1
+    assert checked > 1200
+    by_name = {entry["name"]: entry for entry in found["detectors"] if entry["split"] == "held-out"}
+    assert by_name["forecast"]["recall"] == by_name["static-headroom-3"]["recall"] == 1.0
+    assert by_name["nonfinite-only"]["recall"] == 0.0
+    assert by_name["static-headroom-3"]["false_alarms_near_limit_per_1000"] > 300 > by_name["forecast"]["false_alarms_near_limit_per_1000"]
+    assert "split held-out: 3 runs (1 healthy, 1 near-limit, 1 gradual)" in told and "no run of class injected" in told
+    assert [line.split()[0] for line in told.splitlines() if line.startswith("  ")] == (["detector"] + NAMES) * 3
+
+
+@needs_reference
+def test_traces_without_labels_and_a_class_without_runs(corpus, tmp_path):
+    shutil.copy(corpus / "calm.safetensors", tmp_path)
+    found = evaluate([str(tmp_path)], names=["forecast", "megatron-10x"])
+    assert [(entry["name"], entry["split"], entry["recall"]) for entry in found["detectors"]] == [
+        ("forecast", "unassigned", None), ("megatron-10x", "unassigned", None)]
+    assert found["classes_without_run"] == ["near-limit", "gradual", "sudden", "injected", "data"]
+    told = text(found)
+    assert "no run of class gradual: nothing is known of it" in told and "no run has an incident" in told
+    planted_trace(20, name="short").write(tmp_path / "short.safetensors")
+    short = text(evaluate([str(tmp_path / "short.safetensors")], names=["forecast"]))
+    assert "no healthy run is longer than the warm-up of 32 samples" in short
+    kinds = evaluate([str(corpus)], kinds=["gradient"], names=["forecast"])
+    assert [run["probes"] for run in kinds["runs"]] == [1] * 5 and kinds["detectors"][0]["incidents"] == 0
+
+
+@needs_reference
+def test_the_output_is_the_same_each_time(corpus, tmp_path):
+    outputs = []
+    for seed in ("0", "1"):
+        out = tmp_path / seed
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "PYTHONHASHSEED": seed}
+        result = subprocess.run([sys.executable, "-m", "opd", "evaluate", str(corpus), "--out", str(out)], env=environment, check=True,
+                                capture_output=True, text=True, timeout=300)
+        outputs.append(((out / "evaluation.json").read_bytes(), (out / "evaluation.html").read_bytes(), result.stdout.replace(str(out), "")))
+    assert outputs[0] == outputs[1] and len(outputs[0][0]) > 10000
+    assert main([str(corpus), "--out", str(tmp_path / "2"), "--seed", "2", "--detector", "zclip"]) == 0
+    assert json.loads((tmp_path / "2" / "evaluation.json").read_text())["seed"] == 2
+
+
+@needs_reference
+def test_evaluation_html_is_self_contained_and_drawn(corpus, tmp_path):
+    assert main([str(corpus), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "evaluation.html").read_text()
+    assert "layer<1>" not in page and "layer&lt;1&gt;" in page
+    assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)=', page)
+    for name in NAMES:
+        assert page.count(f"<td>{name}</td>") == 3 * 2 + 1
+    if CHROMIUM is None:
+        pytest.skip("no chromium: the page is not drawn")
+    drawn = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000",
+                            f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / "evaluation.html").as_uri()],
+                           capture_output=True, text=True, timeout=300)
+    assert 'data-drawn="yes"' in drawn.stdout[:2000]
+    assert drawn.stdout.count('class="main-svg"') >= 6  # two plots of each of the three splits
