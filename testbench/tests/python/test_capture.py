@@ -22,7 +22,7 @@ import opd  # noqa: E402
 from opd.capture import Capture, CaptureError, read_journal, statistics  # noqa: E402
 from opd.capture.attention import recompute_logits  # noqa: E402
 from opd.capture.journal import read_records  # noqa: E402
-from opd.trace import FORMATS, Trace, TraceError, element_statistics  # noqa: E402
+from opd.trace import FORMATS, Trace, element_statistics  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 

@@ -168,7 +168,8 @@ for step in range(3):
     dist.all_reduce(total)
     work = dist.all_reduce(torch.ones(2), async_op=True)
     work.wait()
-    print(rank, step, repr(loss.item()), repr(total.item()), *map(repr, averaged), flush=True)
+    with open(f"{sys.argv[1]}.{rank}", "a") as log:  # two processes would mix on one standard output
+        print(rank, step, repr(loss.item()), repr(total.item()), *map(repr, averaged), file=log)
 dist.destroy_process_group()
 """
 
@@ -178,15 +179,17 @@ def test_two_processes(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
                 "--master-port", "29517", str(tmp_path / "ddp.py")]
     environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
-    plain = subprocess.run(torchrun, env=environment, text=True, capture_output=True, timeout=300)
     command = [sys.executable, "-m", "opd", "capture", "--out", str(tmp_path / "run.safetensors"), "--probes", "key,gradient",
                "--statistics", "full", "--", *torchrun]
-    captured = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
-    assert captured.returncode == 0, captured.stderr
-    assert sorted(captured.stdout.splitlines()) == sorted(plain.stdout.splitlines()) and len(captured.stdout.splitlines()) == 6
+    lines = {}
+    for name, start in (("plain", torchrun), ("captured", command)):
+        result = subprocess.run([*start, str(tmp_path / name)], env=environment, text=True, capture_output=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+        lines[name] = [line for rank in (0, 1) for line in (tmp_path / f"{name}.{rank}").read_text().splitlines()]
+    assert lines["captured"] == lines["plain"] and len(lines["plain"]) == 6
     traces = [Trace.read(tmp_path / f"run.rank{rank}.safetensors") for rank in (0, 1)]
     compared = 0
-    for line in captured.stdout.splitlines():
+    for line in lines["captured"]:
         rank, step, loss, total, *averaged = line.split()
         trace, step = traces[int(rank)], int(step)
         assert trace.manifest["rank"] == [int(rank), 2] and trace.loss[step] != 0
@@ -221,12 +224,18 @@ def test_explicit_all_reduce(tmp_path):
                 assert work.wait() is not None and work.is_completed()
                 dist.all_reduce(torch.ones(1, dtype=torch.long))
                 c.step()
+        wrapper = nn.parallel.DistributedDataParallel(model)
+        with Capture(model, tmp_path / "inner.safetensors", probes="allreduce") as c:  # the wrapper around it is found
+            wrapper(torch.ones(3, 2)).sum().backward()
+            c.step()
     finally:
         dist.destroy_process_group()
     trace = Trace.read(tmp_path / "run.safetensors")
     assert [(p.name, p.kind, p.format, p.shape) for p in trace.probes] == [
         ("all_reduce", "collective", "FP32", (3,)), ("all_reduce[1]", "collective", "FP16", (4,))]
     assert trace.max_abs.tolist() == [[2, 5], [3, 5]]
+    inner = Trace.read(tmp_path / "inner.safetensors")
+    assert names(inner) == ["weight:allreduce", "bias:allreduce"] and inner.max_abs.tolist() == [[3, 3]]
 
 
 def test_merge_refuses_what_does_not_belong_together(tmp_path):

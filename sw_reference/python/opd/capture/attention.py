@@ -123,7 +123,9 @@ def recompute_logits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_ca
         mask = torch.full((rows, columns), -math.inf, device=query.device).triu(1)
     elif attn_mask is not None:
         mask = attn_mask.detach()
-        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask.float()
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -math.inf)
+        mask = mask.float()
     if mask is not None:
         mask = mask.expand(*batch, rows, columns).reshape(-1, rows, columns) if mask.dim() > 2 else mask
     flat_query = query.expand(*batch, -1, -1).reshape(-1, rows, query.shape[-1])

@@ -1,9 +1,9 @@
 """Capture of a script that knows nothing of it: finds the model and the end of each step.
 
 The model is the outermost module with trainable parameters that is called in training; one that appears later is hooked as
-well, its probes under its class name and a number. A step ends when an optimizer that holds parameters of the first model has made its step, or a
-GradScaler has skipped it. The loss is what backward was called on. PyTorch's own global hooks are used; nothing of the script
-or of its classes is replaced but GradScaler.scale, GradScaler.step and Tensor.backward.
+well, its probes under its class name and a number. A step ends when an optimizer that holds parameters of the first model has
+made its step, or a GradScaler has skipped it. The loss is what backward was called on. PyTorch's own global hooks are used;
+nothing of the script or of its classes is replaced but GradScaler.scale, GradScaler.step and Tensor.backward.
 """
 from __future__ import annotations
 

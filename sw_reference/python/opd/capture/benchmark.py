@@ -1,23 +1,30 @@
 """Step time of one training with and without a look into it, in one process: `opd capture --bench`.
 
-The ways of others are their own code where it is installed (transformers), else what it does per tensor:
+The ways of others are their own code where it is installed (transformers; msprobe is the package mindstudio-probe), else what
+it does per tensor:
 
-  HF DebugUnderflowOverflow  forward hook on every module: smallest and largest |x| of parameters, inputs and outputs, printed
-                             into text, and two tests for NaN and Inf, each read back at once
-  msprobe's statistics       hooks on every leaf module's output, its gradient, and every parameter gradient: max, min, mean and
-                             norm of each tensor, each read back at once (the tensors of opd's probes=output,gradient)
+  HF DebugUnderflowOverflow  forward hook on every module: smallest and largest |x| of parameters, inputs and outputs as text,
+                             and two tests for NaN and Inf, each read back at once
+  msprobe, statistics        its PrecisionDebugger at level L0 (modules): inputs and outputs, forward and backward, as JSON;
+                             only where it is installed
+  max, min, mean, norm       what msprobe's monitor takes: hooks on every leaf module's output, its gradient, and every
+                             parameter gradient, each value read back at once; the tensors of opd's probes=output,gradient
 
 Every round makes one step of each variant, beginning with another one each time; a variant's overhead is the median over the
-rounds of its step time over that of the bare step in the same round, so that a busy machine is busy for all of them. On the CPU it
-is processor time that is measured, on a device wall time.
+rounds of its step time over that of the bare step in the same round, so that a busy machine is busy for all of them. On the
+CPU it is processor time that is measured, on a device wall time.
 """
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -67,8 +74,16 @@ class Model(nn.Module):
         return self.head(self.norm(self.blocks(self.embedding(tokens))))
 
 
-def debug_underflow_overflow(model: nn.Module):
-    """The hooks of transformers, or the same work without the package. Returns what it is."""
+@dataclass
+class Look:
+    """Another way to look into a model: what it is, and what it wants called around each step."""
+    note: str
+    before: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
+
+
+def debug_underflow_overflow(model: nn.Module, folder: Path) -> Look:
+    """The hooks of transformers, or the same work without the package."""
     try:
         from transformers.debug_utils import DebugUnderflowOverflow
     except ImportError:
@@ -88,14 +103,31 @@ def debug_underflow_overflow(model: nn.Module):
 
         for module in model.modules():
             module.register_forward_hook(hook)
-        return "its work, rebuilt"
+        return Look("its work, rebuilt")
     import transformers
 
     DebugUnderflowOverflow(model)
-    return f"transformers {transformers.__version__}"
+    return Look(f"transformers {transformers.__version__}")
 
 
-def per_tensor_statistics(model: nn.Module):
+def precision_debugger(model: nn.Module, folder: Path) -> Look:
+    """msprobe itself. Raises ImportError where it is not installed."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    config = folder / "msprobe.json"
+    config.write_text(json.dumps({
+        "task": "statistics", "dump_path": str(folder / "msprobe"), "rank": [], "step": [], "level": "L0",
+        "statistics": {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}}))
+    debugger = PrecisionDebugger(config_path=str(config))
+
+    def after():
+        debugger.stop()
+        debugger.step()
+
+    return Look(f"msprobe {metadata.version('mindstudio-probe')}", lambda: debugger.start(model=model), after)
+
+
+def per_tensor_statistics(model: nn.Module, folder: Path) -> Look:
     """max, min, mean and norm of outputs, their gradients and parameter gradients, read back one by one."""
     results: dict[str, tuple] = {}
 
@@ -112,7 +144,7 @@ def per_tensor_statistics(model: nn.Module):
             module.register_forward_hook(lambda m, i, output, name=name: on_output(name, output))
     for name, parameter in model.named_parameters():
         parameter.register_hook(lambda gradient, name=name: look(name, gradient))
-    return "its work, rebuilt"
+    return Look("as msprobe's monitor, rebuilt")
 
 
 class Run:
@@ -125,7 +157,8 @@ class Run:
         self._model = Model(options.layers, options.width, options.heads).to(options.device)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
         self._tokens = torch.randint(256, (options.batch, options.length + 1), device=options.device)
-        self.note = attach(self._model) if attach else ""
+        self._look = attach(self._model, folder) if attach else Look("")
+        self.note = self._look.note
         self.capture, self.probes = None, ""
         if capture is not None:
             path = folder / f"{len(list(folder.iterdir()))}.safetensors"
@@ -136,6 +169,7 @@ class Run:
     def step(self, count: bool) -> None:
         clock = time.process_time if self._device == "cpu" else time.perf_counter
         start = clock()
+        self._look.before()
         self._optimizer.zero_grad()
         autocast = torch.autocast(self._device, self._autocast) if self._autocast != torch.float32 else contextlib.nullcontext()
         with autocast:
@@ -143,6 +177,7 @@ class Run:
             loss = functional.cross_entropy(logits.flatten(0, 1).float(), self._tokens[:, 1:].flatten())
         loss.backward()
         self._optimizer.step()
+        self._look.after()
         if self.capture is not None:
             self.capture.step(loss=loss)
         if self._device == "cuda":
@@ -162,14 +197,19 @@ VARIANTS = {
     "opd, all probes": dict(capture={"probes": "all"}),
     "opd, all probes, full statistics": dict(capture={"probes": "all", "statistics": "full"}),
     "HF DebugUnderflowOverflow": dict(attach=debug_underflow_overflow),
-    "msprobe's statistics": dict(attach=per_tensor_statistics),
+    "msprobe, statistics": dict(attach=precision_debugger),
+    "max, min, mean, norm by item()": dict(attach=per_tensor_statistics),
 }
 
 
 def measure(options: argparse.Namespace) -> list[Run]:
-    """Runs every variant options.steps steps, after two to warm up. Raises RuntimeError when a loss differs."""
+    """Runs every variant options.steps steps, after two to warm up. Raises RuntimeError when opd
+    changes a loss; of others the note says so."""
     with tempfile.TemporaryDirectory() as folder:
-        runs = [Run(name, options, Path(folder), **arguments) for name, arguments in VARIANTS.items()]
+        runs = []
+        for name, arguments in VARIANTS.items():
+            with contextlib.suppress(ImportError):
+                runs.append(Run(name, options, Path(folder), **arguments))
         for step in range(options.steps + 2):
             first = step % len(runs)
             for run in runs[first:] + runs[:first]:
@@ -179,7 +219,9 @@ def measure(options: argparse.Namespace) -> list[Run]:
                 run.probes = len(run.capture._registry.entries)
                 run.capture.close()
             if run.losses != runs[0].losses:
-                raise RuntimeError(f"{run.name}: losses differ from those of the run without it")
+                if run.capture is not None:
+                    raise RuntimeError(f"{run.name}: losses differ from those of the run without it")
+                run.note += ", changes the losses"
     return runs
 
 
@@ -199,8 +241,8 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     runs = measure(options)
     print(f"torch {torch.__version__}, {options.device}, threads {options.threads}, {options.dtype}; {options.layers} layers, width "
-          f"{options.width}, {options.heads} heads, {options.batch} x {options.length} tokens; {options.steps} rounds; losses are "
-          "bit-identical")
+          f"{options.width}, {options.heads} heads, {options.batch} x {options.length} tokens; {options.steps} rounds; "
+          "losses bit-identical unless noted")
     print(f"{'':34}{'ms a step':>10}{'overhead':>10}{'quartiles':>16}{'probes':>8}")
     for run in runs:
         overhead = [100 * (own / bare - 1) for own, bare in zip(run.seconds, runs[0].seconds)]

@@ -1,8 +1,8 @@
 """Statistics of one tensor, on the tensor's device, without waiting for the device.
 
-`measure` returns partial statistics: a float64 tensor [partials, columns] on the tensor's device, of a CPU tensor a numpy array;
-`combine` merges the partials of a step, probe by probe, on the host. Columns are those of CORE (largest finite magnitude, number of Inf and NaN) or of
-FULL (all of docs/formats.md). FP8 is widened to FP16, which holds all its values.
+`measure` returns partial statistics: a float64 tensor [partials, columns] on the tensor's device, a numpy array for a CPU
+tensor; `combine` merges the partials of a step, probe by probe, on the host. Columns are those of CORE (largest finite
+magnitude, number of Inf and NaN) or of FULL (all of docs/formats.md). FP8 is widened to FP16, which holds all its values.
 
 Cost, one read of the tensor in each case:
   CPU    CORE one vectorised min/max; more passes only when a value is not finite, or for FULL
