@@ -1,8 +1,9 @@
-"""opd.evaluate, the detectors: each against a series worked by hand and against a plain oracle, one operator at a time; forecast and
-published against the records of the opd program.
+"""opd.evaluate, the detectors: each against a series worked by hand and a plain oracle, one operator at a time; forecast and
+published against the records and the summary of the opd program.
 
 The C++ reference is read from the folder in OPD_BUILD (default: build); without it its tests are skipped.
 """
+import json
 import os
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ from opd.evaluate.averages import MsprobeTurbulence, OlmoSkipStep, ZClip
 from opd.evaluate.detector import Samples, hold, of_kinds
 from opd.evaluate.limits import FpCheckerDangerZone, NonfiniteOnly, StaticHeadroom
 from opd.evaluate.maxima import MegatronSpike, TransformerEngineAmax
+from opd.evaluate.metrics import first_nonfinite, lead_steps
 from opd.evaluate.reference import Forecast, Published, ReferenceMissing, learning_rate_changes, module
 from opd.evaluate.reference import statistics as arguments_of
 from opd.registers import Flag
@@ -33,15 +35,16 @@ try:
     BUILT = True
 except ReferenceMissing:
     BUILT = False
-needs_reference = pytest.mark.skipif(not BUILT, reason=f"{BUILD} holds no opd._reference (target opd_python; OPD_BUILD names the folder)")
+needs_reference = pytest.mark.skipif(
+    not BUILT, reason=f"{BUILD} holds no opd._reference (target opd_python; OPD_BUILD names the folder)")
 
 
-def trace_of(*columns, nonfinite=None, format="FP32", kind="activation", name="test", label="healthy", step=None, **members) -> Trace:
+def trace_of(*columns, nonfinite=None, format="FP32", **members) -> Trace:
     """A trace whose operators have these magnitudes: one list of S numbers per operator."""
     max_abs = np.array(columns, np.float32).T
     bad = np.zeros(max_abs.shape, np.int64) if nonfinite is None else np.array(nonfinite, np.int64).T
-    probes = [Probe(f"op{op}", kind, format, (64,)) for op in range(max_abs.shape[1])]
-    return Trace(name, label, probes, np.arange(len(max_abs)) if step is None else np.array(step), max_abs, bad, **members)
+    probes = [Probe(f"op{op}", "activation", format, (64,)) for op in range(max_abs.shape[1])]
+    return Trace("test", "healthy", probes, np.arange(len(max_abs)), max_abs, bad, **members)
 
 
 def alarms(detector, *columns, threshold=None, **members) -> np.ndarray:
@@ -104,7 +107,7 @@ def test_msprobe_by_hand():
 def test_megatron_by_hand():
     first = [1, 2] * 50
     assert alarm_list(MegatronSpike(), [*first, 19.9, 20, 1000, 19]) == [101, 102]
-    assert alarm_list(MegatronSpike(), [*first[:-1], 1000, 9999]) == []  # the hundredth sample sets the largest, and never changes
+    assert alarm_list(MegatronSpike(), [*first[:-1], 1000, 9999]) == []  # the hundredth sample sets the largest
     assert alarm_list(MegatronSpike(), [0] * 102) == [100, 101]          # at least ten times zero
 
 
@@ -198,8 +201,9 @@ def fpchecker_oracle(xs):
     return [x > 0.95 * 65504 for x in xs]
 
 
-ORACLES = [(ZClip(), zclip_oracle), (OlmoSkipStep(), olmo_oracle), (MsprobeTurbulence(), msprobe_oracle), (MegatronSpike(), megatron_oracle),
-           (TransformerEngineAmax(), te_oracle), (StaticHeadroom(1), headroom_oracle), (FpCheckerDangerZone(), fpchecker_oracle)]
+ORACLES = [(ZClip(), zclip_oracle), (OlmoSkipStep(), olmo_oracle), (MsprobeTurbulence(), msprobe_oracle),
+           (MegatronSpike(), megatron_oracle), (TransformerEngineAmax(), te_oracle), (StaticHeadroom(1), headroom_oracle),
+           (FpCheckerDangerZone(), fpchecker_oracle)]
 
 
 @pytest.mark.parametrize("detector, oracle", ORACLES, ids=[detector.name for detector, _ in ORACLES])
@@ -252,7 +256,8 @@ def test_kinds_choose_operators():
 # --- forecast and published ------------------------------------------------------------------------------------------------
 
 def test_statistics_are_those_of_a_replay():
-    trace = trace_of([1, 65504, 2], [0.5, 3, 1], format="FP16", lr=np.float32([1, 1.2, 2]), loss_scale=np.float32([1024, 1000, 0.75]))
+    trace = trace_of([1, 65504, 2], [0.5, 3, 1], format="FP16", lr=np.float32([1, 1.2, 2]),
+                     loss_scale=np.float32([1024, 1000, 0.75]))
     trace.probes = [trace.probes[0], Probe("g", "gradient", "BF16", ())]
     found = arguments_of(trace)
     assert found["max_mag"].tolist() == [[0x3C00, 0x3F00], [0x7BFF, 0x4040], [0x4000, 0x3F80]]
@@ -270,8 +275,8 @@ def test_the_reference_gives_the_records_of_opd_replay(tmp_path, profile):
     statistics_only = tmp_path / "trace.safetensors"
     trace.raw, trace.raw_step = {}, None
     trace.write(statistics_only)
-    subprocess.run([PROGRAM, "replay", statistics_only, "--paths", "cpu", "--profile", profile, "--out", tmp_path / "out"], check=True,
-                   capture_output=True, timeout=300)
+    subprocess.run([PROGRAM, "replay", statistics_only, "--paths", "cpu", "--profile", profile, "--out", tmp_path / "out"],
+                   check=True, capture_output=True, timeout=300)
     replayed = read_records(tmp_path / "out" / f"{trace.name}.cpu.records")
     config = module().published_profile() if profile == "published" else {}
     records, z = module().run(**arguments_of(trace), config=config)
@@ -281,6 +286,30 @@ def test_the_reference_gives_the_records_of_opd_replay(tmp_path, profile):
         assert np.array_equal(records[name], replayed[name]), name
     assert np.array_equal(z.reshape(-1), np.fromfile(tmp_path / "out" / f"{trace.name}.z"), equal_nan=True)
     assert (records["flags"] & (1 << Flag.Z)).any() and (records["flags"] & (1 << Flag.FORECAST)).any()
+
+
+@needs_reference
+def test_lead_and_alarms_are_those_of_opd_replay(tmp_path):
+    if not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM} is absent (OPD_PROGRAM names another)")
+    subprocess.run([PROGRAM, "replay", *CAPTURED, "--paths", "cpu", "--out", tmp_path], check=True, capture_output=True,
+                   timeout=300)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    compared = 0
+    for file, entry in zip(CAPTURED, summary["traces"], strict=True):
+        trace = Trace.read(file)
+        samples = Samples.of(trace)
+        before = np.arange(len(trace.step))[:, None] < first_nonfinite(samples)
+        for detector, engine in zip((Forecast(), Published("BEFORE"), Published("AFTER")), entry["engines"], strict=True):
+            verdict = detector.judge(samples)
+            assert int((verdict.alarms & before).sum()) == engine["alarms"], (trace.name, detector.name)
+            if entry["first_incident"]:
+                op = entry["first_incident"]["op"]
+                bad = int(first_nonfinite(samples)[op])
+                assert lead_steps(verdict.standing(op), trace.step, bad) == engine["lead_steps"] > 0, detector.name
+                compared += 1
+            compared += 1
+    assert compared == 3 * 3 + 3
 
 
 @needs_reference

@@ -1,7 +1,7 @@
 """`opd evaluate TRACE|FOLDER...`: every detector on a corpus of traces.
 
-Writes OUT/evaluation.json and OUT/evaluation.html and prints one table for each split of the corpus. Exit status 0, or 2 for bad
-input: then nothing is written.
+Writes OUT/evaluation.json and OUT/evaluation.html and prints one table for each split of the corpus. Exit status 0, or 2 for
+bad input: then nothing is written.
 """
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ ALL = "all"  # the split of a table over every run
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="opd evaluate", description="Hold detectors against a corpus of traces (docs/evaluation.md).")
+    parser = argparse.ArgumentParser(prog="opd evaluate",
+                                     description="Hold detectors against a corpus of traces (docs/evaluation.md).")
     parser.add_argument("paths", nargs="+", metavar="TRACE|FOLDER", help="traces; of a folder its *.safetensors")
     parser.add_argument("--labels", metavar="FILE", help=f"labels of the traces (default: {LABELS_FILE} beside each)")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="judge only operators of this kind; may be repeated (default: all)")
+    parser.add_argument("--kind", action="append", choices=KINDS,
+                        help="judge only operators of this kind; may be repeated (default: all)")
     parser.add_argument("--detector", action="append", metavar="NAME", help="only this detector; may be repeated")
     parser.add_argument("--seed", type=int, default=1, help="of the bootstrap (default 1)")
-    parser.add_argument("--out", default="out", metavar="DIR", help="folder for evaluation.json and evaluation.html (default: out)")
+    parser.add_argument("--out", default="out", metavar="DIR",
+                        help="folder for evaluation.json and evaluation.html (default: out)")
     arguments = parser.parse_args(argv)
     try:
         evaluation = evaluate(arguments.paths, arguments.labels, arguments.kind, arguments.detector, arguments.seed)
@@ -43,8 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"opd evaluate: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"opd evaluate: {error.filename or arguments.out}: cannot be written ({error.strerror}); check --out and its free space",
-              file=sys.stderr)
+        print(f"opd evaluate: {error.filename or arguments.out}: cannot be written ({error.strerror}); "
+              "check --out and its free space", file=sys.stderr)
         return 2
     _print(text(evaluation))
     print(f"\n{out / 'evaluation.json'}, {out / 'evaluation.html'}")
@@ -96,7 +99,8 @@ def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | 
     for file in files:
         run = load(file, known[beside[file]], beside[file])
         if run.trace.name in seen:
-            raise CorpusError(file, "name", f"{run.trace.name} is the name of {seen[run.trace.name]} too", "give every trace a name of its own")
+            raise CorpusError(file, "name", f"{run.trace.name} is the name of {seen[run.trace.name]} too",
+                              "give every trace a name of its own")
         seen[run.trace.name] = file
         if kinds:
             try:
@@ -109,7 +113,8 @@ def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | 
         if labels and (labels.parent in folders or labels_file):
             for name in entries:
                 if name not in seen:
-                    raise CorpusError(labels, f"runs.{name}", "is the name of no trace", "correct it, remove it, or name its trace as well")
+                    raise CorpusError(labels, f"runs.{name}", "is the name of no trace",
+                                      "correct it, remove it, or name its trace as well")
 
 
 def _labels_of(file: Path, labels_file: str | None) -> Path | None:
@@ -121,10 +126,11 @@ def _labels_of(file: Path, labels_file: str | None) -> Path | None:
 
 def _entry(run: Run, detectors: Sequence[Detector], results: Sequence[RunResult]) -> dict:
     """One entry of `runs` in evaluation.json."""
-    return {"name": run.trace.name, "file": run.file.name, "class": run.label.kind, "split": run.label.split, "label_from": run.label.file,
-            "decided": run.label.decided, "steps": len(run.trace.step), "probes": len(run.trace.probes),
-            "first_bad_step": run.label.first_bad_step, "first_bad_op": run.label.first_bad_op,
-            "operators_nonfinite": results[0].operators if results else 0,
+    label = run.label
+    return {"name": run.trace.name, "file": run.file.name, "class": label.kind, "split": label.split, "label_from": label.file,
+            "decided": label.decided, "steps": len(run.trace.step), "probes": len(run.trace.probes),
+            "first_bad_step": label.first_bad_step, "first_bad_op": label.first_bad_op,
+            "operators_nonfinite": results[0].operators,
             "detectors": [{"name": detector.name, "lead_steps": result.lead, "false_alarms": result.false_alarms.alarms,
                            "probe_steps": result.false_alarms.probe_steps, "warm_up_false_alarms": result.warm_up.alarms,
                            "warm_up_probe_steps": result.warm_up.probe_steps} for detector, result in zip(detectors, results)]}
@@ -154,19 +160,21 @@ def text(evaluation: dict) -> str:
         counts = {kind: sum(run["class"] == kind for run in chosen) for kind in (*CLEAN, *INCIDENT_CLASSES)}
         lines.append(f"split {split}: {len(chosen)} {'run' if len(chosen) == 1 else 'runs'} (" +
                      ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) + ")")
-        rows = [("detector", "recall", "lead median", "lead p10", "healthy /1k", "near-limit /1k", "warm-up /1k", "state bits", "operations")]
+        rows = [("detector", "recall", "lead median", "lead p10", "healthy /1k", "near-limit /1k", "warm-up /1k", "state bits",
+                 "operations")]
         for entry in evaluation["detectors"]:
             if entry["split"] == split:
                 rates = [number(entry[f"false_alarms_{what}_per_1000"]) + interval(entry[f"false_alarms_{what}_interval"])
                          for what in ("healthy", "near_limit", "warm_up")]
                 leads = ["-" if entry[key] is None else str(entry[key]) for key in ("lead_median", "lead_p10")]
-                rows.append((entry["name"], recall(entry), *leads, *rates, f"{entry['state_bits']:,}", str(entry["operations"])))
+                cost = [f"{entry[key]:,}" for key in ("state_bits", "operations")]
+                rows.append((entry["name"], recall(entry), *leads, *rates, *cost))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines += ["  " + "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
                                    for column, (cell, width) in enumerate(zip(row, widths))) for row in rows]
         lines.append("")
-    lines.append("recall: first incidents with an alarm standing, exact 95 % interval; lead in steps, a miss counts 0, at most 128;")
-    lines.append("/1k: false alarms per 1000 probe-steps, after the first 32 samples (warm-up: in them). Intervals over runs need two runs.")
+    lines += ["recall: first incidents with an alarm standing, exact 95 % interval; lead: steps, at most 128, a miss counts 0;",
+              "/1k: false alarms per 1000 probe-steps after the first 32 samples (warm-up: in them); [] needs two runs."]
     lines += absences(evaluation)
     return "\n".join(lines)
 

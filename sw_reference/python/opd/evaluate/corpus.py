@@ -106,7 +106,8 @@ def _label(file: Path, name: str, entry) -> Label:
         fail("first_bad_step", "and first_bad_op are not both there", "give both or none")
     if entry["class"] in CLEAN and "first_bad_op" in entry:
         fail("first_bad_op", f"is given, but the class is {entry['class']}", "correct one of the two")
-    return Label(entry["class"], entry["split"], entry.get("first_bad_step"), entry.get("first_bad_op"), entry["decided"], file.name)
+    return Label(entry["class"], entry["split"], entry.get("first_bad_step"), entry.get("first_bad_op"), entry["decided"],
+                 file.name)
 
 
 def load(file: Path, labels: dict[str, Label], labels_file: Path | None) -> Run:
@@ -114,7 +115,8 @@ def load(file: Path, labels: dict[str, Label], labels_file: Path | None) -> Run:
     trace = Trace.read(file)
     label = labels.get(trace.name)
     if label is None:
-        return Run(file, trace, Label(trace.label, UNASSIGNED, trace.first_bad_step, trace.first_bad_op, "metadata of the trace", file.name))
+        return Run(file, trace, Label(trace.label, UNASSIGNED, trace.first_bad_step, trace.first_bad_op,
+                                      "metadata of the trace", file.name))
 
     def fail(key, wrong):
         raise CorpusError(labels_file, f"runs.{trace.name}.{key}", wrong, f"correct it, or the trace {file.name}")

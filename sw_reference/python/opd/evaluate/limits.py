@@ -9,8 +9,8 @@ HEADROOMS = (0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12,
 
 
 class StaticHeadroom(Detector):
-    """An alarm while the headroom log2(limit / max) is at most so many bits. 1 bit is half of the format's largest value, the floor
-    that the published rule has for its second difference; 3 bits trades false alarms for lead."""
+    """An alarm while the headroom log2(limit / max) is at most so many bits. 1 bit is half of the format's largest value, the
+    floor that the published rule has for its second difference; 3 bits trades false alarms for lead."""
     source = "the plain threshold; 1 bit: the published rule's floor of 50 % of the format's largest value"
     unit = "-headroom in bits"
     inclusive = True

@@ -32,7 +32,7 @@ class MegatronSpike(Detector):
 
 
 class TransformerEngineAmax(Detector):
-    """Delayed scaling: the FP8 scale follows the largest of the last 1024 maxima, so a sample above it saturates. That is the alarm.
+    """Delayed scaling: the FP8 scale follows the largest of the last 1024 maxima, so a sample above it saturates: the alarm.
 
     No verdict while the history holds nothing but zeros: the scale is then 1, of no operator's making."""
     name = "te-amax-history"

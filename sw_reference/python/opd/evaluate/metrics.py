@@ -100,7 +100,8 @@ def assess(detector: Detector, run: Run, samples: Samples) -> RunResult:
     for moved in detector.judge_sweep(samples):
         sweep.append((None if incident is None else lead(moved, incident) > 0, count(moved, steady)))
     return RunResult(run.trace.name, run.label.kind, run.label.split, None if incident is None else lead(verdict, incident),
-                     sum(lead(verdict, op) > 0 for op in bad_ops), len(bad_ops), count(verdict, steady), count(verdict, early), sweep)
+                     sum(lead(verdict, op) > 0 for op in bad_ops), len(bad_ops), count(verdict, steady), count(verdict, early),
+                     sweep)
 
 
 # --- figures over runs -----------------------------------------------------------------------------------------------------
@@ -158,7 +159,8 @@ def summarise(detector: Detector, results: Sequence[RunResult], split: str, seed
         "name": detector.name, "split": split, "source": detector.source, "settings": dict(detector.settings),
         "unit": detector.unit, "threshold": detector.threshold,
         **_recall(leads),
-        "recall_by_class": {kind: _recall([r.lead for r in results if r.kind == kind and r.lead is not None]) for kind in INCIDENT_CLASSES},
+        "recall_by_class": {kind: _recall([r.lead for r in results if r.kind == kind and r.lead is not None])
+                            for kind in INCIDENT_CLASSES},
         "operators": sum(result.operators for result in results if result.kind not in CLEAN),
         "operators_detected": sum(result.operators_detected for result in results if result.kind not in CLEAN),
         "lead_median": quantile(leads, 0.5), "lead_median_interval": bootstrap(leads, lambda drawn: quantile(drawn, 0.5), seed),

@@ -37,8 +37,8 @@ def module():
             loaded = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(loaded)
             return loaded
-    raise ReferenceMissing(f"{build}/python/opd/_reference: the C++ reference is not built for this Python; run scripts/setup, or "
-                           "name another build folder in OPD_BUILD")
+    raise ReferenceMissing(f"{build}/python/opd/_reference: the C++ reference is not built for this Python; run scripts/setup, "
+                           "or name another build folder in OPD_BUILD")
 
 
 def learning_rate_changes(trace: Trace) -> np.ndarray:
@@ -67,7 +67,8 @@ def statistics(trace: Trace) -> dict[str, np.ndarray]:
     def count(values) -> np.ndarray:
         return np.minimum(values, 0xFFFFFFFF).astype(np.uint32)
 
-    return {"step": trace.step.astype(np.uint32), "format": np.array([Format[probe.format] for probe in trace.probes], np.uint8),
+    return {"step": trace.step.astype(np.uint32),
+            "format": np.array([Format[probe.format] for probe in trace.probes], np.uint8),
             "element_count": count(np.array([probe.elements for probe in trace.probes])), "max_mag": max_mag,
             "nonfinite": count(trace.nonfinite), "saturated": count(saturated), "scale_log2": scale_log2,
             "learning_rate_changes": learning_rate_changes(trace)}
@@ -113,7 +114,7 @@ class Forecast(_Reference):
 class Published(_Reference):
     """The published rule, z or second difference, scored before or after the update. The ROC moves the z threshold (and, in
     proportion, the one after a learning-rate change); the second difference stays."""
-    source = "the rule of the literature: EMA of max|x| over 128 steps, z > 5, second difference > 3 above 50 % of the format's limit"
+    source = "the rule of the literature (EMA of max|x|, z-score, second difference), docs/numerics.md, published engine"
     settings = {"window": 128, "z_threshold": 5, "d2_threshold": 3, "d2_floor": 0.5, "min_samples": 32}
     unit = "z"
     threshold = 5.0

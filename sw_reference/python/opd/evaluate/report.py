@@ -11,34 +11,12 @@ from plotly.offline import get_plotlyjs
 from opd.evaluate.corpus import CLEAN
 
 STYLE = Path(__file__).resolve().parents[1] / "report.css"
+SCRIPT = Path(__file__).with_name("evaluation.js")
 # Okabe-Ito colours, which colour-blind readers can tell apart; the symbol tells detectors of one colour apart.
-COLOURS = ("#1f5fa6", "#d55e00", "#e69f00", "#009e73", "#56b4e9", "#7b4fa3", "#cc79a7", "#7a8592", "#a61b1b", "#111111", "#8c6d31", "#9aa6b2")
+COLOURS = ("#1f5fa6", "#86b4e0", "#d55e00", "#e69f00", "#009e73", "#5fc9a8", "#7b4fa3", "#cc79a7", "#7a8592", "#a61b1b",
+           "#111111", "#8c6d31", "#b5bcc4")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "x", "cross")
 FLOOR = 0.01  # false alarms per 1000 at which the logarithmic axis begins; 0 is drawn there
-
-SCRIPT = """
-"use strict";
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const grid = {gridcolor: "#e8ecf0", zeroline: false, linecolor: "#9aa6b2", ticks: "outside", ticklen: 3, tickcolor: "#9aa6b2"};
-  const font = {family: getComputedStyle(document.documentElement).fontFamily, size: 12, color: "#1a2433"};
-  for (const figure of data) {
-    const traces = figure.lines.flatMap(line => [
-      {x: line.x, y: line.y, text: line.text, name: line.name, legendgroup: line.name, mode: "lines+markers", line: {color: line.colour, width: 1.5},
-       marker: {size: 4, color: line.colour}, hovertemplate: "%{text}<extra>" + line.name + "</extra>"},
-      {x: [line.x[line.published]], y: [line.y[line.published]], legendgroup: line.name, showlegend: false, mode: "markers",
-       marker: {size: 11, color: line.colour, symbol: line.symbol, line: {color: "#fff", width: 1}}, hovertemplate: "published setting: " +
-       line.text[line.published] + "<extra>" + line.name + "</extra>"}]);
-    Plotly.newPlot(figure.id, traces, {
-      height: 440, margin: {l: 56, r: 12, t: 36, b: 52}, font, plot_bgcolor: "#fff", paper_bgcolor: "#fff", hovermode: "closest",
-      xaxis: {...grid, type: "log", range: [Math.log10(figure.floor) - 0.1, 3.1], title: {text: figure.axis}, exponentformat: "none", dtick: 1},
-      yaxis: {...grid, range: [-0.04, 1.04], title: {text: "recall"}}, legend: {font: {size: 11}},
-    }, {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"]});
-  }
-  document.documentElement.dataset.drawn = "yes";
-})();
-"""
-
 
 def _text(value) -> str:
     return html.escape(str(value))
@@ -53,7 +31,9 @@ def _interval(bounds: Sequence[float] | None) -> str:
 
 
 def _recall(entry: dict) -> str:
-    return f"{entry['detected']}/{entry['incidents']}{_interval(entry['recall_interval'])}" if entry["incidents"] else _number(None)
+    if not entry["incidents"]:
+        return _number(None)
+    return f"{entry['detected']}/{entry['incidents']}{_interval(entry['recall_interval'])}"
 
 
 def _steps(value: int | None, bounds: Sequence[int] | None) -> str:
@@ -96,7 +76,7 @@ def _by_class(entries: Sequence[dict]) -> str:
 def _cost(entries: Sequence[dict]) -> str:
     rows = [[_text(e["name"]), f"{e['state_bits']:,}", f"{e['operations']:,}",
              ", ".join(f"{count:,} {kind}" for kind, count in e["operations_by_kind"].items()),
-             ", ".join(f"{key} {value:g}" if not isinstance(value, str) else f"{key} {value}" for key, value in e["settings"].items()),
+             ", ".join(f"{key} {value:g}" for key, value in e["settings"].items()),
              _text(e["source"])] for e in entries]
     return _table(["detector", "#state, bits", "#operations", "of which", "~settings", "~source"], rows)
 
@@ -105,28 +85,29 @@ def _runs(runs: Sequence[dict]) -> str:
     rows = []
     for run in runs:
         bad = _number(None) if run["first_bad_step"] is None else f"{run['first_bad_step']}, {_text(run['first_bad_op'])}"
-        rows.append([_text(run["name"]), _label(run["class"]), _text(run["split"]), f"{run['steps']:,}", f"{run['probes']:,}", bad,
-                     f"{_text(run['decided'])} ({_text(run['label_from'])})"])
+        rows.append([_text(run["name"]), _label(run["class"]), _text(run["split"]), f"{run['steps']:,}", f"{run['probes']:,}",
+                     bad, f"{_text(run['decided'])} ({_text(run['label_from'])})"])
     return _table(["run", "class", "split", "#steps", "#probes", "first non-finite", "~label decided by"], rows)
 
 
 def _figures(split: str, entries: Sequence[dict]) -> list[dict]:
     """ROC of each class without incidents: [] when there is no recall or no such run."""
     figures = []
-    for key, name in (("healthy", "healthy"), ("near_limit", "near-limit")):
+    for key, runs in (("healthy", "healthy runs"), ("near_limit", "near-limit runs")):
+        rate = f"false_alarms_{key}_per_1000"
         lines = []
         for number, entry in enumerate(entries):
-            points = [p for p in entry["roc"] if p["recall"] is not None and p[f"false_alarms_{key}_per_1000"] is not None]
+            points = [point for point in entry["roc"] if point["recall"] is not None and point[rate] is not None]
             if not points:
                 continue
-            lines.append({"name": entry["name"], "x": [max(p[f"false_alarms_{key}_per_1000"], FLOOR) for p in points],
-                          "y": [p["recall"] for p in points],
-                          "text": [f"{entry['unit']} {p['threshold']:g}: {p[f'false_alarms_{key}_per_1000']:.3g} per 1000, recall {p['recall']:.2f}"
-                                   for p in points],
-                          "published": next(i for i, p in enumerate(points) if p["threshold"] == entry["threshold"]),
+            lines.append({"name": entry["name"], "x": [max(point[rate], FLOOR) for point in points],
+                          "y": [point["recall"] for point in points],
+                          "text": [f"{entry['unit']} {point['threshold']:g}: {point[rate]:.3g} per 1000, "
+                                   f"recall {point['recall']:.2f}" for point in points],
+                          "published": [point["threshold"] for point in points].index(entry["threshold"]),
                           "colour": COLOURS[number % len(COLOURS)], "symbol": SYMBOLS[number % len(SYMBOLS)]})
         if lines:
-            figures.append({"id": f"roc-{split}-{key}", "axis": f"false alarms per 1000 probe-steps, {name} runs", "floor": FLOOR, "lines": lines})
+            figures.append({"id": f"roc-{split}-{key}", "runs": runs, "floor": FLOOR, "lines": lines})
     return figures
 
 
@@ -135,7 +116,8 @@ def absences(evaluation: dict) -> list[str]:
     said = [f"no run of class {kind}: " + ("no false alarms to count there" if kind in CLEAN else "nothing is known of it")
             for kind in evaluation["classes_without_run"]]
     overall = evaluation["detectors"][-1]  # of all runs
-    said += [f"no {kind} run is longer than the warm-up of {evaluation['warm_up_samples']} samples: no false alarms to count there"
+    said += [f"no {kind} run is longer than the warm-up of {evaluation['warm_up_samples']} samples: "
+             "no false alarms to count there"
              for kind, key in zip(CLEAN, ("healthy", "near_limit"))
              if kind not in evaluation["classes_without_run"] and not overall[f"probe_steps_{key}"]]
     if not overall["incidents"]:
@@ -150,25 +132,32 @@ def write_page(file: Path, evaluation: dict) -> None:
         entries = [entry for entry in evaluation["detectors"] if entry["split"] == split]
         drawn = _figures(split, entries)
         figures += drawn
-        plots = "".join(f'<figure><figcaption>ROC by threshold, {_text(figure["axis"].split(", ")[1])}</figcaption><div id="{figure["id"]}"></div></figure>'
-                        for figure in drawn)
-        if drawn:
-            plots += (f'<p class="note">One line for each detector as its threshold moves; the large mark is the published setting. Rates below {FLOOR} '
-                      f"are drawn at {FLOOR}.</p>")
-        sections.append(f'<section><h2>Split {_text(split)}</h2>{_quality(entries)}<p class="note">Recall: first incidents with an alarm standing. '
-                        "Lead in training steps, a miss counts 0. Healthy, near-limit, warm-up: false alarms per 1000 probe-steps.</p>"
-                        f"<h3>Recall by class</h3>{_by_class(entries)}{plots}</section>")
-    first = evaluation["detectors"][0]["split"]
+        plots = [f'<figure><figcaption>ROC by threshold, {figure["runs"]}</figcaption><div id="{figure["id"]}"></div></figure>'
+                 for figure in drawn]
+        if plots:
+            plots.append('<p class="note">One line for each detector as its threshold moves; the large mark is the published '
+                         f"setting. Rates below {FLOOR} are drawn at {FLOOR}.</p>")
+        sections += [f"<section><h2>Split {_text(split)}</h2>", _quality(entries),
+                     '<p class="note">Recall: first incidents with an alarm standing. Lead in training steps, a miss counts 0. '
+                     "Healthy, near-limit, warm-up: false alarms per 1000 probe-steps.</p>",
+                     "<h3>Recall by class</h3>", _by_class(entries), *plots, "</section>"]
+    first = [entry for entry in evaluation["detectors"] if entry["split"] == evaluation["detectors"][0]["split"]]
     absent = "".join(f"<li>{_text(sentence)}</li>" for sentence in absences(evaluation))
-    absent = f'<h3>What this corpus cannot answer</h3><ul class="note">{absent}</ul>' if absent else ""
     count = len(evaluation["runs"])
-    page = (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>opd evaluation</title><style>{STYLE.read_text(encoding="utf-8")}</style></head>'
-            f'<body><h1>Detectors on {count} {"run" if count == 1 else "runs"}</h1><p class="sub">Definitions: docs/evaluation.md. '
-            f"Intervals are {100 * evaluation['confidence']:g} %: exact (Clopper-Pearson) for recall, bootstrap over runs for the rest, seed {evaluation['seed']}; "
-            f"a figure of fewer than two runs has none. Operators judged: {_text(', '.join(evaluation['kinds']))}.</p>{absent}"
-            f'{"".join(sections)}<section><h2>Cost</h2>{_cost([e for e in evaluation["detectors"] if e["split"] == first])}'
-            '<p class="note">Per operator and per sample. State without the controller, which is the same for all; shifts and selections are not counted.</p></section>'
-            f'<section><h2>Runs</h2>{_runs(evaluation["runs"])}</section>'
-            f'<script type="application/json" id="data">{json.dumps(figures).replace("<", chr(92) + "u003c")}</script>'
-            f"<script>{get_plotlyjs()}</script><script>{SCRIPT}</script></body></html>\n")
-    file.write_text(page, encoding="utf-8")
+    page = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>opd evaluation</title>',
+        f'<style>{STYLE.read_text(encoding="utf-8")}</style></head><body>',
+        f'<h1>Detectors on {count} {"run" if count == 1 else "runs"}</h1>',
+        f'<p class="sub">Definitions: docs/evaluation.md. Intervals are {100 * evaluation["confidence"]:g} %: exact '
+        f'(Clopper-Pearson) for recall, bootstrap over runs for the rest, seed {evaluation["seed"]}; a figure of fewer than '
+        'two runs has none. '
+        f'Operators judged: {_text(", ".join(evaluation["kinds"]))}.</p>',
+        f'<h3>What this corpus cannot answer</h3><ul class="note">{absent}</ul>' if absent else "",
+        *sections,
+        "<section><h2>Cost</h2>", _cost(first),
+        '<p class="note">Per operator and per sample. State without the controller, which is the same for all; shifts and '
+        "selections are not counted.</p></section>",
+        "<section><h2>Runs</h2>", _runs(evaluation["runs"]), "</section>",
+        f'<script type="application/json" id="data">{json.dumps(figures).replace("<", chr(92) + "u003c")}</script>',
+        f'<script>{get_plotlyjs()}</script><script>{SCRIPT.read_text(encoding="utf-8")}</script></body></html>\n']
+    file.write_text("\n".join(page), encoding="utf-8")
