@@ -106,6 +106,7 @@ def test_lead_counts_training_steps():
 def test_the_first_incident_is_the_one_the_label_names():
     kinds = ["gradient", "activation", "activation"]
     trace = planted_trace(100, [], [(20, 0), (40, 2), (50, 1)], probes=3, label="gradual", kinds=kinds)
+    assert first_incident(run_of(trace, kind="near-limit"), np.array([20, 50, 40])) is None
     bad = first_nonfinite(Samples.of(trace))
     assert bad.tolist() == [20, 50, 40]
     assert first_incident(run_of(trace), bad) == 2
@@ -304,7 +305,7 @@ ENTRY = {"name": str, "split": str, "source": str, "settings": dict, "unit": str
          "false_alarms_warm_up_per_1000": RATE, "false_alarms_warm_up_interval": PAIR, "probe_steps_warm_up": int,
          "state_bits": int, "operations": int, "operations_by_kind": dict, "roc": list}
 RUN = {"name": str, "file": str, "class": str, "split": str, "label_from": str, "decided": str, "steps": int, "probes": int,
-       "first_bad_step": (int, type(None)), "first_bad_op": (str, type(None)), "operators_nonfinite": int, "detectors": list}
+       "first_incident": (dict, type(None)), "operators_nonfinite": int, "detectors": list}
 TOP = {"format": str, "version": int, "seed": int, "confidence": float, "resamples": int, "lead_window": int,
        "warm_up_samples": int, "kinds": list, "classes_without_run": list, "runs": list, "detectors": list}
 NAMES = ["forecast", "forecast-no-jump", "published-before", "published-after", "static-headroom-1", "static-headroom-3",
@@ -353,6 +354,8 @@ def test_evaluation_json_has_its_schema(corpus, tmp_path, capsys):
     told = capsys.readouterr().out
     found = json.loads((tmp_path / "evaluation.json").read_text())
     checked = check(found, TOP)
+    assert [run["first_incident"] for run in found["runs"]] == [
+        {"op": 1, "probe": "layer<1>", "step": 241}, None, None, None, {"op": 1, "probe": "layer<1>", "step": 241}]
     assert (found["format"], found["version"]) == ("opd-evaluation", 1)
     assert found["classes_without_run"] == ["injected", "data"]
     assert [(run["name"], run["split"]) for run in found["runs"]] == [

@@ -15,7 +15,8 @@ from pathlib import Path
 from opd.evaluate import all_detectors
 from opd.evaluate.corpus import CLEAN, LABELS_FILE, SPLITS, UNASSIGNED, CorpusError, Label, Run, find_traces, load, read_labels
 from opd.evaluate.detector import Detector, Samples, of_kinds
-from opd.evaluate.metrics import CONFIDENCE, INCIDENT_CLASSES, LEAD_WINDOW, RESAMPLES, WARM_UP, RunResult, assess, summarise
+from opd.evaluate.metrics import (CONFIDENCE, INCIDENT_CLASSES, LEAD_WINDOW, RESAMPLES, WARM_UP, RunResult, assess,
+                                  first_incident, first_nonfinite, summarise)
 from opd.evaluate.reference import ReferenceMissing
 from opd.evaluate.report import absences, write_page
 from opd.trace import KINDS, TraceError
@@ -66,7 +67,7 @@ def evaluate(paths: Sequence[str], labels_file: str | None = None, kinds: Sequen
         of_run = [assess(detector, run, samples) for detector in detectors]
         for collected, result in zip(results, of_run):
             collected.append(result)
-        runs.append(_entry(run, detectors, of_run))
+        runs.append(_entry(run, samples, detectors, of_run))
     present = [split for split in (*SPLITS, UNASSIGNED) if any(run["split"] == split for run in runs)]
     entries = []
     for split in (present if len(present) == 1 else [*present, ALL]):
@@ -124,13 +125,15 @@ def _labels_of(file: Path, labels_file: str | None) -> Path | None:
     return beside if beside.exists() else None
 
 
-def _entry(run: Run, detectors: Sequence[Detector], results: Sequence[RunResult]) -> dict:
+def _entry(run: Run, samples: Samples, detectors: Sequence[Detector], results: Sequence[RunResult]) -> dict:
     """One entry of `runs` in evaluation.json."""
     label = run.label
+    first_bad = first_nonfinite(samples)
+    op = first_incident(run, first_bad)
+    incident = None if op is None else {"op": op, "probe": run.trace.probes[op].name, "step": int(samples.step[first_bad[op]])}
     return {"name": run.trace.name, "file": run.file.name, "class": label.kind, "split": label.split, "label_from": label.file,
             "decided": label.decided, "steps": len(run.trace.step), "probes": len(run.trace.probes),
-            "first_bad_step": label.first_bad_step, "first_bad_op": label.first_bad_op,
-            "operators_nonfinite": results[0].operators,
+            "first_incident": incident, "operators_nonfinite": results[0].operators,
             "detectors": [{"name": detector.name, "lead_steps": result.lead, "false_alarms": result.false_alarms.alarms,
                            "probe_steps": result.false_alarms.probe_steps, "warm_up_false_alarms": result.warm_up.alarms,
                            "warm_up_probe_steps": result.warm_up.probe_steps} for detector, result in zip(detectors, results)]}

@@ -27,7 +27,10 @@ def first_nonfinite(samples: Samples) -> np.ndarray:
 
 
 def first_incident(run: Run, first_bad: np.ndarray) -> int | None:
-    """Operator of the run's first incident: the one its label names, else the earliest activation, else the earliest of all."""
+    """Operator of the run's first incident: the one its label names, else the earliest activation, else the earliest of all.
+    None for a healthy or near-limit run: a gradient that overflows there is the loss scaler at work."""
+    if run.label.kind in CLEAN:
+        return None
     steps = len(run.trace.step)
     names = [probe.name for probe in run.trace.probes]
     if run.label.first_bad_op in names:
@@ -84,7 +87,7 @@ def assess(detector: Detector, run: Run, samples: Samples) -> RunResult:
     """Runs a detector over a trace, at its published threshold and at those of its sweep."""
     first_bad = first_nonfinite(samples)
     steps = len(samples.step)
-    incident = first_incident(run, first_bad) if run.label.kind not in CLEAN else None
+    incident = first_incident(run, first_bad)
     negative = judged(samples, first_bad)
 
     def count(verdict: Verdict, rows: slice) -> Count:

@@ -84,10 +84,11 @@ def _cost(entries: Sequence[dict]) -> str:
 def _runs(runs: Sequence[dict]) -> str:
     rows = []
     for run in runs:
-        bad = _number(None) if run["first_bad_step"] is None else f"{run['first_bad_step']}, {_text(run['first_bad_op'])}"
+        first = run["first_incident"]
+        incident = f"{_text(first['probe'])} at step {first['step']}" if first else _number(None)
         rows.append([_text(run["name"]), _label(run["class"]), _text(run["split"]), f"{run['steps']:,}", f"{run['probes']:,}",
-                     bad, f"{_text(run['decided'])} ({_text(run['label_from'])})"])
-    return _table(["run", "class", "split", "#steps", "#probes", "first non-finite", "~label decided by"], rows)
+                     incident, f"{_text(run['decided'])} ({_text(run['label_from'])})"])
+    return _table(["run", "class", "split", "#steps", "#probes", "~first incident", "~label decided by"], rows)
 
 
 def _figures(split: str, entries: Sequence[dict]) -> list[dict]:
