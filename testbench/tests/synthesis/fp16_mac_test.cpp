@@ -41,8 +41,8 @@ std::uint16_t oracle16(std::uint16_t a, std::uint16_t b, std::uint16_t c) {
   if (std::isinf(special)) return special < 0 ? 0xFC00 : 0x7C00;
   const __int128 sum = fixed16(a) * fixed16(b) + (fixed16(c) << 24);
   // An exact zero has the sign that binary64 gives it: the product is exact there, and so is the sum when it is zero.
-  if (sum == 0) return static_cast<std::uint16_t>(std::signbit(special) ? 0x8000 : 0);
-  const std::uint16_t sign = sum < 0 ? 0x8000 : 0;
+  if (sum == 0) return std::signbit(special) ? 0x8000 : 0;
+  const std::uint16_t sign{sum < 0 ? std::uint16_t{0x8000} : std::uint16_t{0}};
   const unsigned __int128 magnitude = static_cast<unsigned __int128>(sum < 0 ? -sum : sum);
   int exponent =
       1;  // 2^(exponent - 25) is the last place; 2^-24, that is 2^24 units, is the smallest
