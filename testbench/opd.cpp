@@ -331,7 +331,34 @@ int run_registers() {
   return kEqual;
 }
 
+/// Commands that are Python: name and what it does (sw_reference/python/opd/__main__.py has the same).
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kPythonCommands = {{
+    {"capture", "Record any PyTorch training run as a trace"},
+    {"evaluate", "Detectors on a corpus of traces: recall, lead, false alarms, cost"},
+    {"import", "Make traces of other tools' telemetry"},
+}};
+
+/// Becomes the Python command, with its arguments; returns only if that cannot be started.
+int become_python_command(char** argv) {
+  const char* path = std::getenv("PYTHONPATH");
+  const std::string packages =
+      path == nullptr ? OPD_PYTHON_PACKAGES : fmt::format("{}:{}", OPD_PYTHON_PACKAGES, path);
+  setenv("PYTHONPATH", packages.c_str(), 1);
+  setenv("OPD_BUILD", OPD_BUILD_FOLDER, 0);
+  std::vector<char*> arguments = {const_cast<char*>(OPD_PYTHON_EXECUTABLE), const_cast<char*>("-m"),
+                                  const_cast<char*>("opd")};
+  for (char** argument = argv + 1; *argument != nullptr; ++argument) arguments.push_back(*argument);
+  arguments.push_back(nullptr);
+  execv(OPD_PYTHON_EXECUTABLE, arguments.data());
+  fmt::print(stderr, "opd: {}: cannot be started; run scripts/setup again\n",
+             OPD_PYTHON_EXECUTABLE);
+  return kBadInput;
+}
+
 int run(int argc, char** argv) {
+  for (const auto& [name, description] : kPythonCommands) {
+    if (argc > 1 && argv[1] == name) return become_python_command(argv);
+  }
   CLI::App app{
       "opd: replay training traces through models of an on-chip overflow-precursor detector"};
   app.require_subcommand(1);
@@ -392,6 +419,9 @@ int run(int argc, char** argv) {
   bench_command->add_option("--seconds", bench.seconds, "Time given to each simulation")
       ->check(CLI::Range(0.1, 600.0));
   bench_command->add_option("--json", bench.json, "Also write the figures to this file");
+
+  for (const auto& [name, description] : kPythonCommands)  // for --help; they never get here
+    app.add_subcommand(std::string(name), std::string(description));
 
   try {
     app.parse(argc, argv);
