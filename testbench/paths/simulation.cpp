@@ -440,6 +440,8 @@ PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
           .order = order,
           .schedule = LearningRateSchedule(operators),
           .result = {.path = "systemc-lt"}};
+  m.lt.issued.reserve(operators.size());
+  m.lt.result.completions.reserve(operators.size());
   m.lt_log.reset();
   m.lt_device.reset();
   m.lt_unit.restart();
