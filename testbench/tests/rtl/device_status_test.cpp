@@ -13,6 +13,7 @@
 
 #include "Vopd_device_status.h"
 #include "opd/types/registers.hpp"
+#include "paths/coverage.hpp"
 #include "seed.hpp"
 
 namespace opd::tb {
@@ -47,6 +48,7 @@ class Bench {
   ~Bench() {
     Verilated::threadContextp(&context_);
     module_->final();
+    write_coverage(context_);
   }
 
   void sample(std::uint32_t step, bool nonfinite = false) {

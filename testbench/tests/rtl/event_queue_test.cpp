@@ -12,6 +12,7 @@
 
 #include "Vopd_event_queue.h"
 #include "Vopd_event_queue_one.h"
+#include "paths/coverage.hpp"
 #include "seed.hpp"
 
 namespace opd::tb {
@@ -76,6 +77,7 @@ Counts compare(std::size_t depth, std::uint64_t seed, int clocks) {
   }
   Verilated::threadContextp(&context);
   module->final();
+  write_coverage(context);
   return counts;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "Vfloat_units.h"
+#include "paths/coverage.hpp"
 #include "seed.hpp"
 
 namespace opd::tb {
@@ -30,6 +31,7 @@ std::uint32_t bits_of(float result) {
 
 class FloatUnits {
  public:
+  ~FloatUnits() { write_coverage(context_); }
   void expect(std::uint32_t a, std::uint32_t b) {
     model_.a_i = a;
     model_.b_i = b;
@@ -59,7 +61,8 @@ class FloatUnits {
   [[nodiscard]] std::uint64_t infinite_products() const { return infinite_; }
 
  private:
-  Vfloat_units model_;
+  VerilatedContext context_;
+  Vfloat_units model_{&context_};
   int mismatches_ = 0;
   std::uint64_t pairs_ = 0, subnormal_products_ = 0, subnormal_sums_ = 0, infinite_ = 0;
 };

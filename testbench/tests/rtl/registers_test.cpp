@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "Vopd_registers.h"
+#include "paths/coverage.hpp"
 #include "seed.hpp"
 
 namespace opd::tb {
@@ -266,6 +267,7 @@ class Bench {
   ~Bench() {
     Verilated::threadContextp(&context_);
     model_->final();
+    write_coverage(context_);
   }
 
   Inputs in;  ///< what the coming clocks see
