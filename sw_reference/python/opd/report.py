@@ -547,8 +547,8 @@ def _registers(config: dict) -> str:
             "forecast_headroom", "critical_headroom", "jump_threshold", "desensitise_jump") else DASH
         rows.append(("changed" if value != reset else "", [f"<code>{_text(name)}</code>", shown(value), bits,
                                                            shown(reset) if reset is not None else DASH]))
-    third = -(-len(rows) // 3)
-    blocks = "".join(_table(["field", "#value", "#log2", "#reset"], rows[i:i + third]) for i in range(0, len(rows), third))
+    half = -(-len(rows) // 2)
+    blocks = "".join(_table(["field", "#value", "#log2", "#reset"], rows[i:i + half]) for i in range(0, len(rows), half))
     told = "all at their reset value" if not changed else f"{changed} changed from the reset value (bold)"
     documents = [("docs/metrics.md", "alarm, lead, reaction, overhead, energy"), ("docs/numerics.md", "flags, baseline, risk"),
                  ("docs/controller.md", "modes"), ("docs/registers.md", "meaning and range of every field"),
