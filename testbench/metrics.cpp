@@ -16,6 +16,11 @@ struct Sample {
   Mode mode;  ///< after it
 };
 
+Sample sample_of(const OpRecord& record, const Config& config) {
+  return {record.step, record.nonfinite_count > 0, record.risk >= config.risk_stable,
+          static_cast<Mode>(record.mode)};
+}
+
 /// The first non-finite sample of a history and the warning before it. An alarm stands while its
 /// operator is not in FAST.
 std::optional<Incident> first_incident(std::uint16_t op, std::span<const Sample> history) {
@@ -52,14 +57,13 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
   std::vector<std::uint16_t> order_of_failure;
   for (const Completion& completion : completions) {
     const OpRecord& r = completion.record;
-    const bool nonfinite = r.nonfinite_count > 0;
-    const bool alarm = r.risk >= config.risk_stable;
-    history[r.op].push_back({r.step, nonfinite, alarm, static_cast<Mode>(r.mode)});
-    if (nonfinite && !gone_bad[r.op]) {
+    const Sample sample = sample_of(r, config);
+    history[r.op].push_back(sample);
+    if (sample.nonfinite && !gone_bad[r.op]) {
       gone_bad[r.op] = true;
       order_of_failure.push_back(r.op);
     }
-    if (alarm && !gone_bad[r.op]) ++quality.alarms;
+    if (sample.alarm && !gone_bad[r.op]) ++quality.alarms;
     if ((r.flags & kAlarmFlags) != 0) ++quality.flagged;
     for (std::size_t flag = 0; flag < kFlagNames.size(); ++flag)
       quality.flag_counts[flag] += r.flags >> flag & 1u;
@@ -131,8 +135,7 @@ std::vector<EngineDetection> compare_engines(const OperatorStream& operators,
                                .subnormal_count = completion.counts.subnormal_count,
                                .zero_count = completion.counts.zero_count});
       const OpRecord& record = detection.record;
-      const Sample sample{record.step, record.nonfinite_count > 0, record.risk >= tried.risk_stable,
-                          static_cast<Mode>(record.mode)};
+      const Sample sample = sample_of(record, tried);
       ++engine.probe_steps;
       if (sample.nonfinite) gone_bad[record.op] = true;
       engine.alarms += sample.alarm && !gone_bad[record.op];
@@ -171,8 +174,7 @@ std::vector<SampledDetection> detect_sampled(const OperatorStream& operators,
                                     .complete(static_cast<std::uint32_t>(samples++), op.descriptor,
                                               operators.trace().statistic(step, probe))
                                     ->record;
-        const Sample sample{record.step, record.nonfinite_count > 0,
-                            record.risk >= config.risk_stable, static_cast<Mode>(record.mode)};
+        const Sample sample = sample_of(record, config);
         if (sample.nonfinite) gone_bad[probe] = true;
         alarms += sample.alarm && !gone_bad[probe];
         if (probe == incident.op) history.push_back(sample);

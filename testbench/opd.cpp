@@ -153,8 +153,9 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
       "--streams",
       std::to_string(options.streams),
       "--lane-latency",
-      std::to_string(options.lane_latency)};
-  words.insert(words.end(), {"--profile", options.profile});
+      std::to_string(options.lane_latency),
+      "--profile",
+      options.profile};
   for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
   if (options.plant_fault == "rtl" || options.plant_fault == "systemc")
     words.insert(words.end(), {"--plant-fault", *options.plant_fault});
