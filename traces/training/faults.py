@@ -1,0 +1,129 @@
+"""What is done to a run on purpose: flipped bits, bad batches, broken masks, drifting inputs. The manifest names it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from workloads.workload import Batch, Workload
+
+KINDS = {
+    "flip-weight": "flips `bit` of one element of the parameter `target` (as FP16), from `step` on",
+    "flip-activation": "flips `bit` of one element of the output of the module `target` (FP16, BF16 or E4M3), in `step` alone",
+    "repeat-token": "every input of the batch is the same token, in `steps` steps from `step` on",
+    "random-labels": "targets are drawn at random, in `steps` steps from `step` on",
+    "constant-rows": "the output of the module `target` is the same along its last dimension: no variance, in `steps` steps",
+    "hidden-query": "one query of the attention `target` is masked from every key, in `steps` steps: its softmax is 0 / 0",
+    "nan-input": "one element of a floating-point input is NaN, in `steps` steps",
+    "input-drift": "floating-point inputs are multiplied by `factor`^(steps since `step`)",
+    "input-scale": "floating-point inputs are multiplied by `factor`, in `steps` steps from `step` on",
+}
+
+# Class of a run with that fault; a kind that is not named here leaves the class to what the trace shows.
+CLASSES = {"flip-weight": "injected", "flip-activation": "injected", "constant-rows": "injected", "hidden-query": "injected",
+           "repeat-token": "data", "random-labels": "data", "nan-input": "data"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    step: int
+    steps: int = 1
+    target: str = ""
+    bit: int = 14         # 14 is the highest exponent bit of FP16
+    factor: float = 1.0
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ValueError(f"fault.kind: {self.kind!r} is unknown; use one of {', '.join(KINDS)}")
+
+    def text(self) -> str:
+        return f"step {self.step}: {self.kind}: {KINDS[self.kind]}"
+
+
+class Injector:
+    """Puts a fault into a run. Made before the capture, so that the capture's hooks see what it does to outputs."""
+
+    def __init__(self, fault: Fault | None, workload: Workload, seed: int):
+        """Raises ValueError when the model has no such target."""
+        self._fault = fault
+        self._draw = torch.Generator().manual_seed(seed)
+        self._active = False
+        if fault is None:
+            return
+        if fault.kind in ("flip-activation", "constant-rows"):
+            self._module(workload.model).register_forward_hook(self._on_output)
+        elif fault.kind == "hidden-query":
+            self._attention = self._module(workload.model)
+        elif fault.kind == "flip-weight":
+            parameters = dict(workload.model.named_parameters())
+            if fault.target not in parameters:
+                raise ValueError(f"fault.target: {fault.target!r} is no parameter; use one of {', '.join(parameters)}")
+            self._parameter = parameters[fault.target]
+
+    def begin(self, step: int, batch: Batch) -> Batch:
+        """What is done before the forward pass of a step; returns the batch to use."""
+        fault = self._fault
+        if fault is None:
+            return batch
+        drifts = fault.kind == "input-drift"
+        self._active = step >= fault.step if drifts else fault.step <= step < fault.step + fault.steps
+        if fault.kind == "hidden-query":
+            self._attention.hidden_query = 1 if self._active else None
+        if not self._active:
+            return batch
+        if fault.kind == "flip-weight":
+            self._flip_weight()
+        return self._batch(batch, step)
+
+    def _batch(self, batch: Batch, step: int) -> Batch:
+        fault, (inputs, *rest) = self._fault, batch
+        if fault.kind == "repeat-token":
+            inputs = torch.full_like(inputs, int(inputs.flatten()[0]))
+        elif fault.kind == "random-labels":
+            targets = rest[0].flatten()
+            rest[0] = targets[torch.randperm(len(targets), generator=self._draw)].view_as(rest[0])
+        elif fault.kind == "nan-input":
+            inputs = inputs.clone()
+            inputs.view(-1)[0] = math.nan
+        elif fault.kind == "input-drift":
+            inputs = inputs * fault.factor ** (step - fault.step)
+        elif fault.kind == "input-scale":
+            inputs = inputs * fault.factor
+        return (inputs, *rest)
+
+    def _module(self, model: nn.Module) -> nn.Module:
+        modules = dict(model.named_modules())
+        if self._fault.target not in modules:
+            raise ValueError(f"fault.target: {self._fault.target!r} is no module; use one of {', '.join(filter(None, modules))}")
+        return modules[self._fault.target]
+
+    def _on_output(self, module: nn.Module, arguments, output: Tensor) -> Tensor | None:
+        if not self._active:
+            return None
+        if self._fault.kind == "constant-rows":
+            return output[..., :1].expand_as(output).contiguous()
+        changed = output.clone()
+        flat = changed.detach().view(-1)
+        flat[:] = flip(flat, self._element(flat), self._fault.bit)
+        return changed
+
+    def _flip_weight(self) -> None:
+        with torch.no_grad():
+            flat = self._parameter.view(-1)
+            at = self._element(flat)
+            flat[at] = flip(flat[at:at + 1].half(), 0, self._fault.bit).float()[0]
+
+    def _element(self, flat: Tensor) -> int:
+        return int(torch.randint(len(flat), (1,), generator=self._draw))
+
+
+def flip(values: Tensor, at: int, bit: int) -> Tensor:
+    """A copy of [N] values with one bit of one element flipped."""
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()]
+    bits = values.clone().view(integer)
+    mask = torch.tensor(1 << bit if bit < 8 * values.element_size() - 1 else -(1 << bit), dtype=integer)
+    bits[at] ^= mask
+    return bits.view(values.dtype)

@@ -1,0 +1,125 @@
+"""One training run with its capture: from a scenario and a seed to a trace file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import platform
+import re
+from pathlib import Path
+
+import numpy as np
+import opd
+import torch
+from faults import CLASSES, Injector
+from labels import Class, classify
+from opd.trace import Trace
+from scenario import Scenario
+from torch import nn
+from workloads import KINDS
+from workloads.text import Text
+
+HERE = Path(__file__).resolve().parent
+PROGRESS_STEPS = 50
+HALF = {"FP16": torch.float16, "BF16": torch.bfloat16}
+
+
+def train(scenario: Scenario, name: str, seed: int, text: Text, file: Path, command: str, report=print) -> tuple[Trace, Class]:
+    """Runs the training and writes its trace. Raises ValueError for settings that do not fit, DataError for data that is
+    not there, OSError, TraceError.
+
+    Deterministic: one thread, torch's deterministic algorithms, fixed seeds. The caller fixes code paths before torch loads.
+    """
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(seed)
+    settings = scenario.training
+    workload = KINDS[scenario.model].build(scenario.model_settings, settings.precision, settings.batch, text)
+    injector = Injector(scenario.fault, workload, seed)
+    optimizer = make_optimizer(workload.model, settings)
+    scaler = torch.amp.GradScaler("cpu", init_scale=settings.init_loss_scale, growth_interval=settings.loss_scale_growth,
+                                  enabled=settings.precision == "FP16")
+    draw = torch.Generator().manual_seed(seed)
+    raw = {}
+    if scenario.raw is not None:
+        steps = scenario.raw.steps
+        raw = {"raw": scenario.raw.probes, "ring": scenario.raw.ring, "raw_steps": None if steps is None else range(steps[0], steps[1] + 1)}
+    logging.getLogger("opd.capture").setLevel(logging.ERROR)
+    left = settings.after_incident
+    with opd.capture(workload.model, path=file, optimizer=optimizer, probes=workload.probes, statistics="full", name=name,
+                     seed=seed, model_text=workload.text, manifest=origin(scenario, seed, workload.source, command), **raw) as capture:
+        for step in range(settings.steps):
+            lr = settings.learning_rate(step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            batch = injector.begin(step, workload.batch(draw))
+            optimizer.zero_grad()
+            with torch.autocast("cpu", HALF[settings.precision]):
+                loss = workload.loss(batch)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            grad_norm = nn.utils.clip_grad_norm_(workload.model.parameters(), settings.clip or torch.inf)
+            scaler.step(optimizer)
+            scaler.update()
+            capture.step(loss=loss, grad_norm=grad_norm, lr=lr)
+            gave_up = scaler.is_enabled() and scaler.get_scale() < settings.min_loss_scale
+            if step % PROGRESS_STEPS == 0 or step == settings.steps - 1 or gave_up:
+                report(f"{name}: step {step:4d}  loss {loss.item():6.3f}  gradient norm {grad_norm.item():.3g}  lr {lr:.2e}  "
+                       f"loss scale {scaler.get_scale():g}" + (f"  {capture.incident}" if capture.incident else ""))
+            if gave_up:
+                report(f"{name}: loss scale below {settings.min_loss_scale:g}: the run has diverged and ends")
+                break
+            if capture.incident is not None:
+                left -= 1
+                if left < 0:
+                    break
+    return conclude(scenario, file)
+
+
+def conclude(scenario: Scenario, file: Path) -> tuple[Trace, Class]:
+    """Puts the class into the trace and leaves out what the detectors do not read, so that many runs fit into a repository."""
+    trace = Trace.read(file)
+    found = classify(trace, scenario.incident)
+    if scenario.fault is not None and scenario.fault.kind in CLASSES:
+        found = dataclasses.replace(found, name=CLASSES[scenario.fault.kind], decided=f"{scenario.fault.text()}; {found.decided}")
+    trace.label = found.name
+    trace.manifest["label_reason"] = found.decided
+    for member in ("min_abs", "mean", "var", "subnormal", "zero"):
+        setattr(trace, member, None)
+    if not trace.saturated.any():
+        trace.saturated = None  # a count that is missing is 0
+    trace.write(file)
+    return trace, found
+
+
+def make_optimizer(model: nn.Module, settings) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(trained, lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
+
+
+def script_hash() -> str:
+    """SHA-256 over the scripts of this folder: what a run does follows from them."""
+    files = sorted(path for path in HERE.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def cpu_name() -> str:
+    try:
+        return re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        return platform.processor()
+
+
+def origin(scenario: Scenario, seed: int, source: dict[str, str], command: str) -> dict:
+    """Everything the bytes of a trace depend on."""
+    return {
+        "command": command, "scenario": scenario.name, "why": scenario.why, "seed": seed, "data": source,
+        "settings": {**dataclasses.asdict(scenario.training), **dataclasses.asdict(scenario.model_settings)},
+        "fault": None if scenario.fault is None else dataclasses.asdict(scenario.fault), "script_sha256": script_hash(),
+        "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
+        "platform": {"machine": platform.machine(), "cpu": cpu_name(), "threads": 1,
+                     "capability": torch.backends.cpu.get_cpu_capability()},
+    }

@@ -1,0 +1,198 @@
+"""Scenarios: what a run trains, with which settings, and what is done to it. One table of a TOML file each.
+
+    [gpt-qk-overflow]
+    why = "no 1/sqrt(d) on Q K^T and a learning rate 60 times the healthy one"
+    model = "gpt"                    # workloads/
+    expect = "gradual"               # class that the runs must turn out to have
+    tuning = [1]                     # seeds of the runs, by split
+    held-out = [2]
+    lr = 6e-2                        # settings of the training (class Training) or of the model (its class Settings)
+    qk_scale = false
+    fault = { kind = "bad-batch", step = 200 }     # faults.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults import Fault
+from opd.trace import LABELS
+from workloads import KINDS
+
+SPLITS = ("tuning", "held-out")
+INCIDENTS = ("forward", "gradient")
+
+
+class InputError(ValueError):
+    """Bad input: exit code 2."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of a training that do not depend on the model. Defaults are those of a healthy GPT."""
+    steps: int = 500
+    batch: int = 2                    # sequences, images
+    precision: str = "FP16"           # FP16 with a loss scale, or BF16 without
+    optimizer: str = "adamw"          # adamw, sgd (momentum 0.9)
+    lr: float = 1e-3
+    warmup: int = 100                 # steps of linear warm-up; 0: none
+    decay: int = 400                  # steps of cosine decay after warm-up; 0: constant from there
+    final_lr: float = 0.1             # learning rate after the decay, as part of lr
+    lr_jump_step: int = 0             # from this step on ...
+    lr_jump: float = 1.0              # ... the learning rate is multiplied by this
+    weight_decay: float = 0.1
+    clip: float = 1.0                 # gradient norm; 0: no clipping
+    init_loss_scale: float = 1024.0
+    loss_scale_growth: int = 200      # good steps until the scale doubles
+    min_loss_scale: float = 2.0**-14  # below it the run ends: it skips every step
+    after_incident: int = 24          # steps that follow the first non-finite forward value; then the run ends
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"setting {name}: {value} is not finite; give a number")
+        for name in ("steps", "batch", "loss_scale_growth", "init_loss_scale", "lr_jump"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"setting {name}: {getattr(self, name)} is not positive; give a larger value")
+        for name in ("warmup", "decay", "lr", "weight_decay", "min_loss_scale", "clip", "lr_jump_step", "after_incident"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"setting {name}: {getattr(self, name)} is negative; give 0 or more")
+        for name, values in (("precision", ("FP16", "BF16")), ("optimizer", ("adamw", "sgd"))):
+            if getattr(self, name) not in values:
+                raise InputError(f"setting {name}: {getattr(self, name)!r} is unknown; use {' or '.join(values)}")
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, cosine decay to final_lr, constant from there; then the jump. Does not depend on `steps`."""
+        jump = self.lr_jump if self.lr_jump_step and step >= self.lr_jump_step else 1.0
+        if step < self.warmup:
+            return jump * self.lr * (step + 1) / self.warmup
+        if self.decay == 0:
+            return jump * self.lr
+        part = min(1.0, (step - self.warmup) / self.decay)
+        return jump * self.lr * (self.final_lr + (1.0 - self.final_lr) * 0.5 * (1.0 + math.cos(math.pi * part)))
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Elements that are kept beside the statistics: of the probes `probes` (patterns), in `steps` = [first, last], or without
+    it in the `ring` steps up to the first non-finite forward value."""
+    probes: tuple[str, ...]
+    steps: tuple[int, int] | None = None
+    ring: int = 20
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One table of the file. `model_settings` is of the model's own class."""
+    name: str
+    why: str
+    model: str
+    expect: str
+    seeds: dict[str, tuple[int, ...]]  # by split
+    training: Training
+    model_settings: typing.Any
+    incident: str = "forward"          # which non-finite values count as incident: of the forward pass, or gradients as well
+    fault: Fault | None = None
+    raw: Raw | None = None
+
+    @property
+    def runs(self) -> list[tuple[str, str, int]]:
+        """Name of the run, split, seed."""
+        return [(f"{self.name}-{seed}", split, seed) for split in SPLITS for seed in self.seeds.get(split, ())]
+
+    def changed(self, values: dict[str, str]) -> Scenario:
+        """A copy with other settings, given as text. Raises InputError."""
+        typed = {}
+        for name, text in values.items():
+            kind = _setting_types(self.model).get(name)
+            if kind is None:
+                raise InputError(f"setting {name} is unknown; use one of {', '.join(_setting_types(self.model))}")
+            typed[name] = _from_text(name, text, kind)
+        return dataclasses.replace(self, training=_replace(self.training, typed), model_settings=_replace(self.model_settings, typed))
+
+
+def read_scenarios(file: Path) -> dict[str, Scenario]:
+    """The scenarios of a file by name. Raises InputError."""
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror}); check its name") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{file}: is not TOML ({error}); correct it") from None
+    scenarios = {}
+    for name, table in tables.items():
+        try:
+            scenarios[name] = _scenario(name, table)
+        except ValueError as error:
+            raise InputError(f"{file}: {name}: {error}") from None
+    names = [run for scenario in scenarios.values() for run, _, _ in scenario.runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{file}: the run {name} stands there twice; give each seed once")
+    return scenarios
+
+
+def _scenario(name: str, table) -> Scenario:
+    if not isinstance(table, dict):
+        raise InputError("is not a table; write [NAME] and its settings")
+    table = dict(table)
+    for key in ("why", "model", "expect"):
+        if not isinstance(table.get(key), str) or not table[key]:
+            raise InputError(f"{key} is missing or no text; every scenario has one")
+    model = table.pop("model")
+    if model not in KINDS:
+        raise InputError(f"model: {model!r} is unknown; use one of {', '.join(KINDS)}")
+    fixed = {"name": name, "model": model, "why": table.pop("why"), "expect": table.pop("expect")}
+    if fixed["expect"] not in LABELS:
+        raise InputError(f"expect: {fixed['expect']!r} is no class; use one of {', '.join(LABELS)}")
+    seeds = {split: tuple(table.pop(split, ())) for split in SPLITS}
+    incident = table.pop("incident", INCIDENTS[0])
+    if incident not in INCIDENTS:
+        raise InputError(f"incident: {incident!r} is unknown; use {' or '.join(INCIDENTS)}")
+    fault, raw = table.pop("fault", None), table.pop("raw", None)
+    types = _setting_types(model)
+    for key, value in table.items():
+        if key not in types:
+            raise InputError(f"setting {key} is unknown; use one of {', '.join(types)}")
+        if types[key] is float and type(value) is int:
+            table[key] = float(value)
+        elif type(value) is not types[key]:
+            raise InputError(f"setting {key}: {value!r} is not a value of type {types[key].__name__}; correct it")
+    return Scenario(**fixed, seeds=seeds, incident=incident, training=_replace(Training(), table),
+                    model_settings=_replace(KINDS[model].settings(), table),
+                    fault=None if fault is None else _table(Fault, "fault", fault),
+                    raw=None if raw is None else _table(Raw, "raw", {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}))
+
+
+def _table(kind: type, key: str, values: dict):
+    known = [entry.name for entry in dataclasses.fields(kind)]
+    for name in values:
+        if name not in known:
+            raise InputError(f"{key}.{name} is unknown; use one of {', '.join(known)}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise InputError(f"{key}: {error}; give what is missing") from None
+
+
+def _replace(settings, values: dict):
+    names = {entry.name for entry in dataclasses.fields(settings)}
+    return dataclasses.replace(settings, **{name: value for name, value in values.items() if name in names})
+
+
+def _setting_types(model: str) -> dict[str, type]:
+    return {**typing.get_type_hints(Training), **typing.get_type_hints(KINDS[model].settings)}
+
+
+def _from_text(name: str, text: str, kind: type):
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text)
+    except (KeyError, ValueError):
+        raise InputError(f"setting {name}: {text!r} is not a value of type {kind.__name__}; correct it") from None
