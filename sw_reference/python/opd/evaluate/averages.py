@@ -1,10 +1,12 @@
 """Rules on a moving average of the magnitude: ZClip, OLMo's skipped steps, msprobe's turbulence."""
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from opd.evaluate.detector import NO_VERDICT, Detector, Samples, ratio, spread
+from opd.evaluate.detector import NO_VERDICT, Detector, Samples, Verdict, ratio, spread
 
 
 class ZClip(Detector):
@@ -18,34 +20,48 @@ class ZClip(Detector):
     threshold = 2.5
     sweep = spread(1, 2.5, 40)
     adaptive = True  # the threshold sets what an outlier is clipped to
+    samples_needed = 25
     state_bits = 25 * 32 + 5  # the samples of the warm-up, whose place mean and variance take, and their number
     operations = {"add": 6, "multiply": 6, "divide": 3, "root": 1, "compare": 1}  # with a clipped sample
 
     def score(self, samples: Samples, threshold: float) -> np.ndarray:
+        return np.array([z[0] for z in self._walk(samples, (threshold,))]).reshape(samples.magnitude.shape)
+
+    def judge_sweep(self, samples: Samples) -> Iterator[Verdict]:
+        """All thresholds in one walk over the steps: each has a mean and a variance of its own."""
+        alarms = np.empty((len(self.sweep), *samples.magnitude.shape), bool)
+        limits = np.array(self.sweep)[:, None]
+        for s, z in enumerate(self._walk(samples, self.sweep)):
+            alarms[:, s] = z > limits
+        return (Verdict(samples.step, raised) for raised in alarms)
+
+    def _walk(self, samples: Samples, thresholds: Sequence[float]) -> Iterator[np.ndarray]:
+        """z of each step for T thresholds: float64 [T, P]; NO_VERDICT where there is none."""
         alpha, eps, warmup = (self.settings[key] for key in ("alpha", "eps", "warmup_steps"))
-        steps, probes = samples.magnitude.shape
-        score = np.full((steps, probes), NO_VERDICT)
+        probes = samples.magnitude.shape[1]
+        limit = np.array(thresholds)[:, None]
         count = np.zeros(probes, int)
         buffer = np.zeros((warmup, probes))
-        mean, variance = np.zeros(probes), np.zeros(probes)
-        for s in range(steps):
-            x, finite = samples.magnitude[s], samples.finite[s]
+        mean, variance = np.zeros((len(limit), probes)), np.zeros((len(limit), probes))
+        for x, finite in zip(samples.magnitude, samples.finite):
             warm = finite & (count >= warmup)
             new = finite & ~warm
-            buffer[count[new], new] = x[new]
-            count[new] += 1
-            seeded = new & (count == warmup)
-            mean[seeded] = buffer[:, seeded].mean(axis=0)
-            variance[seeded] = buffer[:, seeded].var(axis=0)
+            if new.any():
+                buffer[count[new], new] = x[new]
+                count[new] += 1
+                seeded = new & (count == warmup)
+                if seeded.any():
+                    mean[:, seeded] = buffer[:, seeded].mean(axis=0)
+                    variance[:, seeded] = buffer[:, seeded].var(axis=0)
             deviation = np.sqrt(variance)
             z = (x - mean) / (deviation + eps)
-            score[s, warm] = z[warm]
-            clipped = warm & (z > threshold)
-            taken = x.copy()
-            taken[clipped] = mean[clipped] + threshold * deviation[clipped] / (z[clipped] / threshold)
-            mean[warm] = alpha * mean[warm] + (1 - alpha) * taken[warm]
-            variance[warm] = alpha * variance[warm] + (1 - alpha) * (taken[warm] - mean[warm]) ** 2
-        return score
+            yield np.where(warm, z, NO_VERDICT)
+            with np.errstate(divide="ignore", invalid="ignore"):  # where nothing is clipped
+                clipped = mean + limit * deviation / (z / limit)
+            taken = np.where(z > limit, clipped, x)
+            moved = alpha * mean + (1 - alpha) * taken
+            variance = np.where(warm, alpha * variance + (1 - alpha) * (taken - moved) ** 2, variance)
+            mean = np.where(warm, moved, mean)
 
 
 class OlmoSkipStep(Detector):
@@ -59,23 +75,33 @@ class OlmoSkipStep(Detector):
     unit = "|z|"
     threshold = 6.0
     sweep = spread(1.5, 6.0, 60)
+    samples_needed = 63
     state_bits = 128 * 32 + 8  # window and number of samples
     operations = {"add": 383, "multiply": 128, "divide": 3, "root": 1, "compare": 1}  # mean and deviation anew at each sample
 
     def score(self, samples: Samples, threshold: float) -> np.ndarray:
-        length = self.settings["rolling_interval_length"]
-        least = max(20, length // 2) - 1  # samples before the present one
         score = np.full(samples.magnitude.shape, NO_VERDICT)
-        for op in range(score.shape[1]):
-            rows = np.flatnonzero(samples.finite[:, op])
-            x = samples.magnitude[rows, op]
-            mean, deviation = np.empty(len(x)), np.empty(len(x))
-            for position in range(least, min(length, len(x))):  # a window that is not yet full
-                mean[position], deviation[position] = x[:position].mean(), x[:position].std(ddof=1)
-            if len(x) > length:
-                windows = sliding_window_view(x[:-1], length)
-                mean[length:], deviation[length:] = windows.mean(axis=1), windows.std(axis=1, ddof=1)
-            score[rows[least:], op] = ratio(np.abs(x - mean)[least:], deviation[least:])
+        patterns, group = np.unique(samples.finite, axis=1, return_inverse=True)
+        for index, finite in enumerate(patterns.T):  # operators whose finite samples are of the same steps, together
+            ops, rows = np.flatnonzero(group.reshape(-1) == index), np.flatnonzero(finite)
+            score[np.ix_(rows, ops)] = self._score(np.ascontiguousarray(samples.magnitude[np.ix_(rows, ops)].T)).T
+        return score
+
+    def _score(self, x: np.ndarray) -> np.ndarray:
+        """Scores of operators without a non-finite sample: float64 [P, S] -> [P, S]."""
+        length = self.settings["rolling_interval_length"]
+        steps = x.shape[1]
+        least = max(20, length // 2) - 1  # samples before the present one
+        mean, deviation = np.empty(x.shape), np.empty(x.shape)
+        for position in range(least, min(length, steps)):  # a window that is not yet full
+            window = x[:, :position]
+            mean[:, position], deviation[:, position] = window.mean(axis=1), window.std(axis=1, ddof=1)
+        if steps > length:
+            for row, series in enumerate(x):
+                windows = sliding_window_view(series[:-1], length)
+                mean[row, length:], deviation[row, length:] = windows.mean(axis=1), windows.std(axis=1, ddof=1)
+        score = np.full(x.shape, NO_VERDICT)
+        score[:, least:] = ratio(np.abs(x - mean)[:, least:], deviation[:, least:])
         return score
 
 
@@ -87,6 +113,7 @@ class MsprobeTurbulence(Detector):
     unit = "max / average"
     threshold = 1.5
     sweep = spread(1.05, 1.5, 100)
+    samples_needed = 1
     state_bits = 32 + 1  # average, and whether there is one
     operations = {"add": 1, "multiply": 3, "compare": 1}
 

@@ -10,7 +10,7 @@ is not judged (docs/evaluation.md).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Samples:
     magnitude: np.ndarray  # float64 [S, P], largest finite magnitude
     finite: np.ndarray     # bool [S, P]
     limit: np.ndarray      # float64 [P], largest finite magnitude of the operator's format
+    derived: dict = field(default_factory=dict, compare=False)  # what detectors of one kind compute only once for a trace
 
     @property
     def step(self) -> np.ndarray:
@@ -84,6 +85,7 @@ class Detector:
     sweep: tuple[float, ...]      # thresholds of the ROC
     inclusive = False
     adaptive = False              # the state depends on the threshold: every threshold is a run of its own
+    samples_needed = 0            # of an operator before the first verdict on it
     state_bits: int               # per operator, without the controller's 20
     operations: Mapping[str, int]  # per sample, by kind; shifts and selections are not counted, a maximum is a comparison
 

@@ -18,6 +18,7 @@ class MegatronSpike(Detector):
     threshold = 10.0
     sweep = spread(1.1, 10.0, 1000)
     inclusive = True
+    samples_needed = 100
     state_bits = 32 + 7
     operations = {"multiply": 1, "compare": 2}
 
@@ -41,6 +42,7 @@ class TransformerEngineAmax(Detector):
     unit = "max / largest of the history"
     threshold = 1.0
     sweep = (1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
+    samples_needed = 1
     state_bits = 1024 * 32 + 32  # history and scale
     operations = {"divide": 1, "compare": 1025}  # the maximum anew at each sample
 

@@ -77,6 +77,7 @@ def statistics(trace: Trace) -> dict[str, np.ndarray]:
 class _Reference(Detector):
     """A risk profile of the device."""
     adaptive = True
+    samples_needed = 1  # the first one seeds the baseline
     config: dict[str, float]  # fields that are not at their reset value
 
     def config_at(self, threshold: float) -> dict[str, float]:
@@ -84,7 +85,9 @@ class _Reference(Detector):
 
     def judge(self, samples: Samples, threshold: float | None = None) -> Verdict:
         config = self.config_at(self.threshold if threshold is None else threshold)
-        records, _ = module().run(**statistics(samples.trace), config=config)
+        if "statistics" not in samples.derived:
+            samples.derived["statistics"] = statistics(samples.trace)
+        records, _ = module().run(**samples.derived["statistics"], config=config)
         alarms = (records["risk"] >= CONFIG_RESET["risk_stable"]) & samples.finite
         return Verdict(samples.step, alarms, records["mode"])
 
@@ -119,6 +122,7 @@ class Published(_Reference):
     unit = "z"
     threshold = 5.0
     sweep = spread(1, 5.0, 100)
+    samples_needed = 32
     operations = {"add": 12, "multiply": 5, "compare": 11}  # 5 additions and the multiplications in binary32
 
     def __init__(self, order: str):
