@@ -18,6 +18,7 @@
 #include <systemc>
 
 #include "bench.hpp"
+#include "config_file.hpp"
 #include "opd/driver/fields.hpp"
 #include "opd/reference/cpu.hpp"
 #include "paths/rtl_factory.hpp"
@@ -36,6 +37,13 @@ namespace fs = std::filesystem;
 constexpr int kEqual = 0;
 constexpr int kMismatch = 1;
 constexpr int kBadInput = 2;
+
+/// What the user chose the configuration with.
+struct Choice {
+  std::vector<std::string> settings;  ///< NAME=VALUE, on top
+  fs::path file;                      ///< of --config; empty = a profile
+  bool profile = false;               ///< --profile was given
+};
 
 /// Bad input on the command line: option, what is wrong, remedy.
 class UsageError : public std::runtime_error {
@@ -137,7 +145,7 @@ void write_text(const fs::path& file, const std::string& text) {
 /// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and
 /// dumps the cycles around its divergence. Returns the file's name, empty when there is none.
 std::string dump_waveform(const ReplayOptions& options, const TraceResult& result,
-                          const std::vector<std::string>& settings) {
+                          const Choice& choice) {
   constexpr std::uint64_t kBefore = 64, kAfter = 8;
   const std::uint64_t cycle = *result.divergence->cycle;
   std::vector<std::string> words = {
@@ -153,10 +161,13 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
       "--streams",
       std::to_string(options.streams),
       "--lane-latency",
-      std::to_string(options.lane_latency),
-      "--profile",
-      options.profile};
-  for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
+      std::to_string(options.lane_latency)};
+  if (choice.file.empty()) {
+    words.insert(words.end(), {"--profile", options.profile});
+  } else {
+    words.insert(words.end(), {"--config", choice.file.string()});
+  }
+  for (const std::string& setting : choice.settings) words.insert(words.end(), {"--set", setting});
   if (options.plant_fault == "rtl" || options.plant_fault == "systemc")
     words.insert(words.end(), {"--plant-fault", *options.plant_fault});
   std::vector<char*> arguments;
@@ -204,10 +215,10 @@ int run_waveform(ReplayOptions options, const std::string& window) {
 
 /// summary.json, report.html and waveforms. After a mismatch a failure here must not hide it.
 void write_results(const ReplayOptions& options, std::vector<TraceResult>& results,
-                   const std::vector<std::string>& settings) {
+                   const Choice& choice) {
   for (TraceResult& result : results) {
     if (result.divergence && result.divergence->cycle && result.path("rtl") != nullptr) {
-      result.waveform = dump_waveform(options, result, settings);
+      result.waveform = dump_waveform(options, result, choice);
     }
   }
   const fs::path summary = options.out / "summary.json";
@@ -215,16 +226,31 @@ void write_results(const ReplayOptions& options, std::vector<TraceResult>& resul
   fmt::print("\nwrote {} and {}\n", summary.string(), write_report(options.out, options.traces));
 }
 
-int run_replay(ReplayOptions options, const std::vector<std::string>& settings,
-               const std::string& window) {
-  const auto profile = std::find(kProfileNames.begin(), kProfileNames.end(), options.profile);
-  if (profile == kProfileNames.end()) {
-    throw UsageError(fmt::format("--profile {}: no such risk profile; known are {}",
-                                 options.profile, fmt::join(kProfileNames, ", ")));
+/// Profile and configuration in force: a file or a profile, and --set on top.
+void configure(ReplayOptions& options, const Choice& choice) {
+  if (choice.file.empty()) {
+    const auto profile = std::find(kProfileNames.begin(), kProfileNames.end(), options.profile);
+    if (profile == kProfileNames.end()) {
+      throw UsageError(fmt::format("--profile {}: no such risk profile; known are {}",
+                                   options.profile, fmt::join(kProfileNames, ", ")));
+    }
+    options.config = with_profile({}, static_cast<std::size_t>(profile - kProfileNames.begin()));
+  } else {
+    if (choice.profile) {
+      throw UsageError(fmt::format(
+          "--profile {}: {} names its profile itself; drop --profile, or write it into the file",
+          options.profile, choice.file.string()));
+    }
+    ConfigFile file = read_config_file(choice.file);
+    options.profile = std::move(file.profile);
+    options.config = file.config;
   }
-  options.config = with_profile({}, static_cast<std::size_t>(profile - kProfileNames.begin()));
-  for (const std::string& setting : settings) set_field(options.config, setting);
+  for (const std::string& setting : choice.settings) set_field(options.config, setting);
   ref::validate(options.config);
+}
+
+int run_replay(ReplayOptions options, const Choice& choice, const std::string& window) {
+  configure(options, choice);
   for (const std::string& path : options.paths) {
     if (std::find(kPathNames.begin(), kPathNames.end(), path) == kPathNames.end()) {
       throw UsageError(
@@ -261,7 +287,7 @@ int run_replay(ReplayOptions options, const std::vector<std::string>& settings,
   };
   if (options.out.empty()) return verdict();
   try {
-    write_results(options, results, settings);
+    write_results(options, results, choice);
   } catch (const std::exception& error) {
     if (mismatches == 0) throw;
     fmt::print(stderr, "opd: {}\n", error.what());
@@ -366,7 +392,7 @@ int run(int argc, char** argv) {
   app.footer("Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage.");
 
   ReplayOptions options;
-  std::vector<std::string> settings;
+  Choice choice;
   std::string fault, window;
   CLI::App* replay_command = app.add_subcommand(
       "replay", "Run traces through every path and compare the records bit for bit");
@@ -378,13 +404,18 @@ int run(int argc, char** argv) {
       CLI::MultiOptionPolicy::TakeLast);  // scripts/run gives an --out of its own
   replay_command->add_option("--out", options.out,
                              "Folder for summary.json, report.html and the record streams");
-  replay_command->add_option("--profile", options.profile,
-                             "Risk profile: forecast (default) lets the forecast engine decide, "
-                             "published the engine of the literature");
+  const CLI::Option* const profile =
+      replay_command->add_option("--profile", options.profile,
+                                 "Risk profile: forecast (default) lets the forecast engine "
+                                 "decide, published the engine of the literature");
+  replay_command->add_option("--config", choice.file,
+                             "Device configuration file instead of a profile (docs/formats.md); "
+                             "opd calibrate writes one");
   replay_command
-      ->add_option("--set", settings,
-                   "Configuration field NAME=VALUE on top of the profile; opd registers lists the "
-                   "names and ranges; may be repeated")
+      ->add_option(
+          "--set", choice.settings,
+          "Configuration field NAME=VALUE on top of the profile or file; opd registers lists the "
+          "names and ranges; may be repeated")
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   replay_command
@@ -432,7 +463,8 @@ int run(int argc, char** argv) {
   try {
     if (*replay_command) {
       if (!fault.empty()) options.plant_fault = fault;
-      return run_replay(options, settings, window);
+      choice.profile = profile->count() > 0;
+      return run_replay(options, choice, window);
     }
     if (*info_command) return run_info(info_files);
     if (*registers_command) return run_registers();
