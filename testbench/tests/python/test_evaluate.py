@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from opd.__main__ import main as opd_main
-from opd.evaluate.command import evaluate, main, text
+from opd.evaluate.command import evaluate, main
 from opd.evaluate.corpus import CorpusError, Label, Run, find_traces, load, read_labels
 from opd.evaluate.detector import Detector, Samples
-from opd.evaluate.metrics import (Count, assess, bootstrap, clopper_pearson, first_incident, first_nonfinite, per_1000,
-                                  quantile, summarise)
+from opd.evaluate.figures import clopper_pearson, per_1000, quantile, quantile_interval, rate_interval, summarise
+from opd.evaluate.goals import GOALS, reached
+from opd.evaluate.metrics import Count, Upstream, assess, event_step, first_incident, first_nonfinite
 from opd.evaluate.reference import ReferenceMissing, module
+from opd.evaluate.tables import per_run, text
 from opd.trace import Probe, Trace
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -124,6 +126,71 @@ def test_a_clean_run_has_no_incident_to_detect():
     assert result.lead is None and result.operators == 1
 
 
+# --- upstream in the same step --------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("alarms, op, operators", [
+    ([], None, None),
+    ([(200, 0)], 0, 2),
+    ([(200, 1)], 1, 1),
+    ([(200, 1), (200, 0)], 0, 2),  # the earliest
+    ([(200, 2)], None, None),      # the operator that goes non-finite is not upstream of itself
+    ([(200, 3)], None, None),      # one that runs after it neither
+    ([(199, 0)], None, None),      # it still stands at 200, but the alarm was raised a step before
+])
+def test_upstream_by_hand(alarms, op, operators):
+    trace = planted_trace(300, alarms, [(200, 2)], probes=4, label="sudden")
+    assert result_of(trace).upstream == Upstream(op, operators, 0.0)
+
+
+def test_upstream_counts_alarms_and_no_nonfinite_values():
+    # Gradient 0 is non-finite in the step of the incident: its sample is no alarm, whatever its finite elements were.
+    trace = planted_trace(300, [(200, 0)], [(200, 0), (200, 1)], label="sudden", kinds=["gradient", "activation"])
+    assert result_of(trace).upstream == Upstream(None, None, 0.0)
+    assert result_of(planted_trace(300, label="data")).upstream is None  # no incident
+    # By chance: of the samples from 32 on that are more than 128 steps before, here 32..71, four have an upstream alarm.
+    alarms = [(0, 0), (31, 0), (32, 0), (40, 1), (40, 0), (50, 0), (71, 1), (72, 0), (199, 0)]
+    trace = planted_trace(300, alarms, [(200, 2)], probes=3, label="sudden")
+    assert result_of(trace).upstream == Upstream(None, None, 4 / 40)
+    early = planted_trace(300, [(100, 0)], [(100, 1)], label="sudden")
+    assert result_of(early).upstream == Upstream(0, 1, None)
+
+
+# --- what is said of a run -------------------------------------------------------------------------------------------------
+
+def test_the_log_of_a_run_by_hand():
+    trace = planted_trace(400, [(20, 0), (171, 1), (172, 1), (250, 0), (300, 0), (300, 1), (310, 0), (310, 2)], [(300, 2)],
+                          probes=3, label="sudden")
+    log = result_of(trace).log
+    assert log.alarms == 7 and log.has_verdict  # that of operator 2 comes after its first non-finite value
+    assert (log.first.op, log.first.step) == (0, 20)
+    assert (log.before.op, log.before.step) == (1, 172)  # 128 steps before
+    assert (log.same_step.op, log.same_step.step) == (0, 300)
+    quiet = result_of(planted_trace(10, label="data")).log
+    assert (quiet.alarms, quiet.first, quiet.before, quiet.same_step) == (0, None, None, None)
+
+
+def test_an_event_needs_no_nonfinite_value():
+    trace = planted_trace(300, [(90, 0), (100, 1)], label="data")
+    run = run_of(trace, event_step=100)
+    log = assess(Planted(), run, Samples.of(trace)).log
+    assert (log.before.op, log.before.step, log.same_step.op) == (0, 90, 1)
+    assert event_step(run, Samples.of(trace), first_nonfinite(Samples.of(trace))) == 100
+    bad = planted_trace(300, [], [(200, 1)], label="sudden")  # an incident goes before what the label says
+    assert event_step(run_of(bad, event_step=100), Samples.of(bad), first_nonfinite(Samples.of(bad))) == 200
+
+
+def test_a_rule_without_enough_samples_has_no_verdict():
+    class Patient(Planted):
+        samples_needed = 20
+
+    def has_verdict(steps, bad=()):
+        trace = planted_trace(steps, [], bad, label="data")
+        return assess(Patient(), run_of(trace), Samples.of(trace)).log.has_verdict
+
+    assert not has_verdict(20) and has_verdict(21)
+    assert has_verdict(40, [(10, 0)]) and not has_verdict(40, [(10, 0), (20, 1)])  # before the first non-finite value
+
+
 # --- false alarms ----------------------------------------------------------------------------------------------------------
 
 def test_false_alarms_by_hand():
@@ -171,11 +238,16 @@ def test_quantiles_are_those_of_the_metrics():
 
 def test_bootstrap_is_over_runs_and_repeats():
     runs = [Count(0, 100)] * 5 + [Count(10, 100)] * 5
-    low, high = bootstrap(runs, per_1000, 1)
-    assert (low, high) == bootstrap(runs, per_1000, 1)
+    low, high = rate_interval(runs, 1)
+    assert (low, high) == rate_interval(runs, 1)
     assert 10 <= low <= 30 and 70 <= high <= 90  # standard error 15.8 around 50
-    assert bootstrap(runs[:1], per_1000, 1) is None
-    assert bootstrap([Count(1, 100)] * 4, per_1000, 1) == (10.0, 10.0)
+    assert rate_interval(runs[:1], 1) is None and rate_interval([Count(0, 0)] * 3, 1) is None
+    assert rate_interval([Count(1, 100)] * 4, 1) == (10.0, 10.0)
+    leads = [0, 0, 5, 60, 70, 80, 90, 100, 110, 128]
+    draws = np.random.default_rng(3).integers(10, size=(2000, 10))  # draw by draw, as the definition says
+    medians = sorted(quantile([leads[i] for i in draw], 0.5) for draw in draws)
+    assert quantile_interval(leads, 0.5, 3) == (quantile(medians, 0.025), quantile(medians, 0.975))
+    assert quantile_interval([], 0.5, 1) is None and quantile_interval([7], 0.5, 1) is None
 
 
 def test_a_summary_by_hand():
@@ -193,11 +265,17 @@ def test_a_summary_by_hand():
     assert entry["recall_interval"] == clopper_pearson(2, 3)
     assert {kind: (value["detected"], value["incidents"]) for kind, value in entry["recall_by_class"].items()} == {
         "gradual": (2, 2), "sudden": (0, 1), "injected": (0, 0), "data": (0, 0)}
-    assert entry["recall_by_class"]["injected"] == {"incidents": 0, "detected": 0, "recall": None, "recall_interval": None}
+    nothing = entry["recall_by_class"]["injected"]
+    assert (nothing["incidents"], nothing["detected"], nothing["recall"], nothing["lead_median"]) == (0, 0, None, None)
+    gradual, sudden = entry["recall_by_class"]["gradual"], entry["recall_by_class"]["sudden"]
+    assert (gradual["lead_median"], gradual["lead_p10"]) == (10, 10) and (sudden["lead_median"], sudden["lead_p10"]) == (0, 0)
+    assert gradual["lead_median_interval"] == (10, 30) and sudden["lead_median_interval"] is None
     assert (entry["lead_median"], entry["lead_p10"]) == (10, 0)  # of 0, 10, 30
     assert entry["false_alarms_healthy_per_1000"] == 1000 * 2 / 400 and entry["probe_steps_healthy"] == 400
     assert entry["false_alarms_near_limit_per_1000"] == 1000 * 1 / 200
     assert entry["false_alarms_warm_up_per_1000"] == 1000 * 1 / 192
+    assert entry["false_alarms_healthy_with_warm_up_per_1000"] == 1000 * 3 / 528
+    assert entry["probe_steps_healthy_with_warm_up"] == 528 and entry["false_alarms_healthy_with_warm_up_interval"] is not None
     assert entry["false_alarms_near_limit_interval"] is None  # of one run
     low, high = entry["false_alarms_healthy_interval"]
     assert (low, high) == (0.0, 10.0)
@@ -206,6 +284,29 @@ def test_a_summary_by_hand():
         (7.0, 2 / 3, 5.0), (8.0, 0.0, 0.0), (10.0, 0.0, 0.0)]
     empty = summarise(Planted(), [], "tuning", 1)
     assert empty["recall"] is None and empty["lead_median"] is None and empty["false_alarms_healthy_per_1000"] is None
+
+
+def test_figures_of_the_upstream_and_the_goals_by_hand():
+    results = [result_of(trace) for trace in (
+        planted_trace(300, [(200, 0)], [(200, 2)], probes=3, name="s1", label="sudden"),
+        planted_trace(300, [(200, 1)], [(200, 2)], probes=3, name="s2", label="sudden"),
+        planted_trace(300, [(40, 0)], [(200, 2)], probes=3, name="s3", label="sudden"),
+        planted_trace(300, [(190, 2)], [(200, 2)], probes=3, name="g1", label="gradual"),
+        planted_trace(1032, [(0, 0)], name="h1"),
+    )]
+    entry = summarise(Planted(), results, "tuning", 1)
+    sudden = entry["recall_by_class"]["sudden"]
+    assert (sudden["upstream_same_step"], sudden["upstream_same_step_events"]) == (2 / 3, 2)
+    assert sudden["upstream_same_step_interval"] == clopper_pearson(2, 3)
+    assert sudden["upstream_operators_median"] == 1 and math.isclose(sudden["upstream_by_chance"], (0 + 0 + 1 / 40) / 3)
+    assert entry["upstream_same_step"] == 2 / 4
+    goals = reached([entry, summarise(Planted(), [], "held-out", 1)], "planted")
+    assert [(goal["measured"], goal["reached"]) for goal in goals[:6]] == [
+        (1.0, True), (10, False), (10, True), (1000 / 2064, False), (None, None), (2 / 3, True)]
+    assert [goal["interval"] for goal in goals[:6]] == [clopper_pearson(1, 1), None, None, None, None, clopper_pearson(2, 3)]
+    assert [goal["split"] for goal in goals] == ["tuning"] * 6 + ["held-out"] * 6
+    assert all(goal["reached"] is None and goal["measured"] is None for goal in goals[6:])
+    assert reached([entry], "another") == []
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------------
@@ -244,6 +345,8 @@ def test_labels_come_from_the_file_else_from_the_trace(folder):
     (GOOD.replace("200", "true"), "runs.run.first_bad_step", "has the wrong type"),
     (GOOD.replace("first_bad_step = 200\n", ""), "runs.run.first_bad_step", "are not both there"),
     (GOOD.replace('"gradual"', '"healthy"'), "runs.run.first_bad_op", "but the class is healthy"),
+    (GOOD + "event_step = 300", "runs.run.event_step", "300 is no step of the trace"),
+    (GOOD + 'event_step = "9"', "runs.run.event_step", "has the wrong type"),
     (GOOD.replace('"op1"', '"op9"'), "runs.run.first_bad_op", "is no probe of the trace"),
     (GOOD.replace("200", "201"), "runs.run.first_bad_step", "its first non-finite value is at step 200"),
     (GOOD.replace('"op1"', '"op0"'), "runs.run.first_bad_step", "it never goes non-finite"),
@@ -273,6 +376,9 @@ def test_bad_arguments_are_named(folder, capsys):
     assert "is the name of" in fault(folder)  # two files, one name
     assert "is no detector; use forecast" in fault(folder / "run.safetensors", "--detector", "best")
     assert "no probe of the kinds" in fault(folder / "run.safetensors", "--kind", "weight")
+    assert "--goals: zclip: is none of the detectors" in fault(folder / "run.safetensors", "--goals", "zclip",
+                                                               "--detector", "nonfinite-only")
+    assert "--split: tuning: has no run" in fault(folder / "run.safetensors", "--split", "tuning")
     assert "is negative" in fault(folder / "run.safetensors", "--seed", "-1")
     assert "cannot be read" in fault(folder / "run.safetensors", "--labels", folder / "none.toml")
     (folder / "broken.safetensors").write_bytes(b"not a trace")
@@ -295,19 +401,31 @@ def test_a_missing_reference_is_an_error(folder, tmp_path):
 
 RATE = (float, int, type(None))
 PAIR = (list, tuple, type(None))
+INCIDENTS = {"incidents": int, "detected": int, "recall": RATE, "recall_interval": PAIR,
+             "lead_median": (int, type(None)), "lead_median_interval": PAIR,
+             "lead_p10": (int, type(None)), "lead_p10_interval": PAIR,
+             "upstream_same_step": RATE, "upstream_same_step_events": int, "upstream_same_step_interval": PAIR,
+             "upstream_operators_median": (int, type(None)), "upstream_by_chance": RATE}
 ENTRY = {"name": str, "split": str, "source": str, "settings": dict, "unit": str, "threshold": float,
-         "incidents": int, "detected": int, "recall": RATE, "recall_interval": PAIR, "recall_by_class": dict,
-         "operators": int, "operators_detected": int,
-         "lead_median": (int, type(None)), "lead_median_interval": PAIR,
-         "lead_p10": (int, type(None)), "lead_p10_interval": PAIR,
+         **INCIDENTS, "recall_by_class": dict, "operators": int, "operators_detected": int,
          "false_alarms_healthy_per_1000": RATE, "false_alarms_healthy_interval": PAIR, "probe_steps_healthy": int,
          "false_alarms_near_limit_per_1000": RATE, "false_alarms_near_limit_interval": PAIR, "probe_steps_near_limit": int,
          "false_alarms_warm_up_per_1000": RATE, "false_alarms_warm_up_interval": PAIR, "probe_steps_warm_up": int,
+         "false_alarms_healthy_with_warm_up_per_1000": RATE, "false_alarms_healthy_with_warm_up_interval": PAIR,
+         "probe_steps_healthy_with_warm_up": int,
          "state_bits": int, "operations": int, "operations_by_kind": dict, "roc": list}
 RUN = {"name": str, "file": str, "class": str, "split": str, "label_from": str, "decided": str, "steps": int, "probes": int,
-       "first_incident": (dict, type(None)), "operators_nonfinite": int, "detectors": list}
+       "first_incident": (dict, type(None)), "event_step": (int, type(None)), "operators_nonfinite": int, "detectors": list}
+TOLD = (dict, type(None))
+SAID = {"name": str, "lead_steps": (int, type(None)), "false_alarms": int, "probe_steps": int, "warm_up_false_alarms": int,
+        "warm_up_probe_steps": int, "upstream_same_step": (bool, type(None)), "upstream_probe": (str, type(None)),
+        "upstream_operators": (int, type(None)), "has_verdict": bool, "alarms": int, "first_alarm": TOLD, "alarm_before": TOLD,
+        "alarm_same_step": TOLD}
+GOAL = {"name": str, "split": str, "detector": str, "sense": str, "goal": (int, float), "measured": RATE, "interval": PAIR,
+        "reached": (bool, type(None))}
 TOP = {"format": str, "version": int, "seed": int, "confidence": float, "resamples": int, "lead_window": int,
-       "warm_up_samples": int, "kinds": list, "classes_without_run": list, "runs": list, "detectors": list}
+       "warm_up_samples": int, "kinds": list, "only_split": (str, type(None)), "classes_without_run": list,
+       "runs": list, "detectors": list, "goals": list}
 NAMES = ["forecast", "forecast-no-jump", "published-before", "published-after", "static-headroom-1", "static-headroom-3",
          "fpchecker-5-percent", "zclip", "olmo-6-sigma", "msprobe-turbulence", "megatron-10x", "te-amax-history",
          "nonfinite-only"]
@@ -363,24 +481,30 @@ def test_evaluation_json_has_its_schema(corpus, tmp_path, capsys):
     for run in found["runs"]:
         checked += check(run, RUN)
         assert [entry["name"] for entry in run["detectors"]] == NAMES
+        checked += sum(check(entry, SAID) for entry in run["detectors"])
     assert [(entry["split"], entry["name"]) for entry in found["detectors"]] == [
         (split, name) for split in ("tuning", "held-out", "all") for name in NAMES]
     for entry in found["detectors"]:
-        checked += check(entry, ENTRY)
+        checked += check(entry, ENTRY) + sum(check(figures, INCIDENTS) for figures in entry["recall_by_class"].values())
         thresholds = [point["threshold"] for point in entry["roc"]]
         assert entry["threshold"] in thresholds
         at = entry["roc"][thresholds.index(entry["threshold"])]  # the ROC passes through the published setting
         for key in ("recall", "false_alarms_healthy_per_1000", "false_alarms_near_limit_per_1000"):
             assert at[key] == entry[key], (entry["name"], key)
             checked += 1
-    assert checked > 1200
+    assert [(goal["split"], goal["name"]) for goal in found["goals"]] == [
+        (split, goal.name) for split in ("tuning", "held-out", "all") for goal in GOALS]
+    checked += sum(check(goal, GOAL) for goal in found["goals"])
+    assert checked > 4500
     by_name = {entry["name"]: entry for entry in found["detectors"] if entry["split"] == "held-out"}
     assert by_name["forecast"]["recall"] == by_name["static-headroom-3"]["recall"] == 1.0
     assert by_name["nonfinite-only"]["recall"] == 0.0
     near_limit = {name: entry["false_alarms_near_limit_per_1000"] for name, entry in by_name.items()}
     assert near_limit["static-headroom-3"] > 300 and near_limit["forecast"] == 0
     assert "split held-out: 3 runs (1 healthy, 1 near-limit, 1 gradual)" in told and "no run of class injected" in told
-    assert [line.split()[0] for line in told.splitlines() if line.startswith("  ")] == (["detector"] + NAMES) * 3
+    tables = (["detector"] + NAMES + ["by", "detector"] + NAMES + ["goals"] + [goal.name.split()[0] for goal in GOALS]) * 3
+    assert [line.split()[0] for line in told.splitlines() if line.startswith("  ")] == tables + ["detector"] + NAMES
+    assert max(len(line) for line in told.splitlines()) < 150
 
 
 @needs_reference
@@ -397,6 +521,43 @@ def test_traces_without_labels_and_a_class_without_runs(corpus, tmp_path):
     assert "no healthy run is longer than the warm-up of 32 samples" in short
     kinds = evaluate([str(corpus)], kinds=["gradient"], names=["forecast"])
     assert [run["probes"] for run in kinds["runs"]] == [1] * 5 and kinds["detectors"][0]["incidents"] == 0
+
+
+@needs_reference
+def test_one_split_alone_and_what_is_said_of_each_run(corpus, tmp_path, capsys):
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder)
+    (folder / "shut.safetensors").write_bytes((folder / "calm.safetensors").read_bytes()[:-1])
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 2 and "shut" in capsys.readouterr().err
+    (folder / "shut.safetensors").unlink()
+    # A trace of the other split that is damaged behind its header is not read.
+    ramp = bytearray((folder / "ramp.safetensors").read_bytes())
+    ramp[-100:] = b"\xff" * 100
+    (folder / "ramp.safetensors").write_bytes(ramp)
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 2 and "ramp" in capsys.readouterr().err
+    assert main([str(folder), "--out", str(tmp_path / "out"), "--split", "tuning", "--goals", "zclip"]) == 0
+    told = capsys.readouterr().out
+    found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert found["only_split"] == "tuning" and [run["name"] for run in found["runs"]] == ["burst", "calm2"]
+    assert {entry["split"] for entry in found["detectors"]} == {"tuning"}
+    assert {goal["detector"] for goal in found["goals"]} == {"zclip"} and "goals of zclip" in told
+    assert "ramp" not in told and "held-out" not in told
+    both = json.loads(json.dumps(evaluate([str(corpus)])))
+    assert [e for e in both["detectors"] if e["split"] == "tuning"] == found["detectors"]  # the same figures as among all
+
+    (folder / "ramp.safetensors").unlink()
+    shutil.copy(corpus / "ramp.safetensors", folder)
+    assert main([str(folder), "--out", str(tmp_path / "out"), "--runs", "--detector", "static-headroom-3",
+                 "--detector", "megatron-10x", "--detector", "nonfinite-only"]) == 0
+    told = capsys.readouterr().out
+    assert "ramp: 260 steps, 3 probes, layer<1> non-finite at step 241" in told
+    assert "calm: 260 steps, 3 probes, no incident" in told
+    assert re.search(r"  static-headroom-3 +\d+  lead \d+; first alarm \d+ steps before, layer<1>\n", told)
+    assert re.search(r"  nonfinite-only +0  quiet\n", told)
+    planted_trace(20, [(5, 0)], name="short").write(tmp_path / "short.safetensors")
+    short = per_run(evaluate([str(tmp_path / "short.safetensors")], names=["megatron-10x", "msprobe-turbulence"]))
+    assert "no verdict: the rule needs more samples than the log has" in short
+    assert re.search(r"msprobe-turbulence +1  first alarm at step 5, op0", short)
 
 
 @needs_reference

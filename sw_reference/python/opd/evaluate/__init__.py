@@ -1,11 +1,14 @@
 """`opd evaluate`: the detectors that opd has to beat, and what each of them says of a corpus of traces.
 
     command      the command line            corpus     traces and their labels
-    detector     what a detector is          metrics    recall, lead, false alarms, intervals, ROC
-    reference    forecast and published, computed by the C++ reference
+    detector     what a detector is          reference  forecast and published, computed by the C++ reference
     limits       rules on the distance to the format's limit
     averages     rules on a moving average   maxima     rules on a largest value so far
-    report       evaluation.html
+    metrics      what a detector did on one run: lead, false alarms, alarms upstream
+    log          what it says of one run, step by step
+    figures      figures over runs, their intervals, the ROC
+    goals        what the device is to reach
+    tables       the figures as text         report     evaluation.html
 
 Definitions: docs/evaluation.md.
 """

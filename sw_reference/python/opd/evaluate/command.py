@@ -1,6 +1,6 @@
 """`opd evaluate TRACE|FOLDER...`: every detector on a corpus of traces.
 
-Writes OUT/evaluation.json and OUT/evaluation.html and prints one table for each split of the corpus. Exit status 0, or 2 for
+Writes OUT/evaluation.json and OUT/evaluation.html and prints the tables of each split of the corpus. Exit status 0, or 2 for
 bad input: then nothing is written.
 """
 from __future__ import annotations
@@ -13,12 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from opd.evaluate import all_detectors
-from opd.evaluate.corpus import CLEAN, LABELS_FILE, SPLITS, UNASSIGNED, CorpusError, Label, Run, find_traces, load, read_labels
+from opd.evaluate.corpus import (CLEAN, LABELS_FILE, SPLITS, UNASSIGNED, CorpusError, Label, Run, find_traces, load, name_of,
+                                 read_labels)
 from opd.evaluate.detector import Detector, Samples, of_kinds
-from opd.evaluate.metrics import (CONFIDENCE, INCIDENT_CLASSES, LEAD_WINDOW, RESAMPLES, WARM_UP, RunResult, assess,
-                                  first_incident, first_nonfinite, summarise)
+from opd.evaluate.figures import CONFIDENCE, RESAMPLES, summarise
+from opd.evaluate.goals import reached
+from opd.evaluate.log import Alarm
+from opd.evaluate.metrics import (INCIDENT_CLASSES, LEAD_WINDOW, WARM_UP, RunResult, assess, event_step, first_incident,
+                                  first_nonfinite)
 from opd.evaluate.reference import ReferenceMissing
-from opd.evaluate.report import absences, write_page
+from opd.evaluate.report import write_page
+from opd.evaluate.tables import per_run, text
 from opd.trace import KINDS, TraceError
 
 ALL = "all"  # the split of a table over every run
@@ -33,12 +38,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kind", action="append", choices=KINDS,
                         help="judge only operators of this kind; may be repeated (default: all)")
     parser.add_argument("--detector", action="append", metavar="NAME", help="only this detector; may be repeated")
+    parser.add_argument("--split", choices=SPLITS, help="only runs of this split; no other trace is read beyond its name")
+    parser.add_argument("--goals", default="forecast", metavar="NAME",
+                        help="detector that is held against the goals (default forecast)")
+    parser.add_argument("--runs", action="store_true", help="print what each detector says of each run instead of the figures")
     parser.add_argument("--seed", type=int, default=1, help="of the bootstrap (default 1)")
     parser.add_argument("--out", default="out", metavar="DIR",
                         help="folder for evaluation.json and evaluation.html (default: out)")
     arguments = parser.parse_args(argv)
     try:
-        evaluation = evaluate(arguments.paths, arguments.labels, arguments.kind, arguments.detector, arguments.seed)
+        evaluation = evaluate(arguments.paths, arguments.labels, arguments.kind, arguments.detector, arguments.seed,
+                              arguments.split, arguments.goals)
         out = Path(arguments.out)
         out.mkdir(parents=True, exist_ok=True)
         (out / "evaluation.json").write_text(json.dumps(evaluation, indent=1, allow_nan=False) + "\n", encoding="ascii")
@@ -50,24 +60,29 @@ def main(argv: list[str] | None = None) -> int:
         print(f"opd evaluate: {error.filename or arguments.out}: cannot be written ({error.strerror}); "
               "check --out and its free space", file=sys.stderr)
         return 2
-    _print(text(evaluation))
+    _print(per_run(evaluation) if arguments.runs else text(evaluation))
     print(f"\n{out / 'evaluation.json'}, {out / 'evaluation.html'}")
     return 0
 
 
 def evaluate(paths: Sequence[str], labels_file: str | None = None, kinds: Sequence[str] | None = None,
-             names: Sequence[str] | None = None, seed: int = 1) -> dict:
+             names: Sequence[str] | None = None, seed: int = 1, only: str | None = None, goals_of: str = "forecast") -> dict:
     """The content of evaluation.json. Raises CorpusError, TraceError, ReferenceMissing."""
     if seed < 0:
         raise CorpusError("--seed", "seed", f"{seed} is negative", "give 0 or more")
     detectors = _chosen(names)
+    if goals_of != "forecast" and goals_of not in [detector.name for detector in detectors]:
+        raise CorpusError("--goals", goals_of, "is none of the detectors",
+                          f"use {', '.join(detector.name for detector in detectors)}")
     runs, results = [], [[] for _ in detectors]
-    for run in _runs(paths, labels_file, kinds):
+    for run in _runs(paths, labels_file, kinds, only):
         samples = Samples.of(run.trace)
         of_run = [assess(detector, run, samples) for detector in detectors]
         for collected, result in zip(results, of_run):
             collected.append(result)
         runs.append(_entry(run, samples, detectors, of_run))
+    if not runs:
+        raise CorpusError("--split", only, "has no run among the traces", "name other traces, or give them labels")
     present = [split for split in (*SPLITS, UNASSIGNED) if any(run["split"] == split for run in runs)]
     entries = []
     for split in (present if len(present) == 1 else [*present, ALL]):
@@ -76,8 +91,9 @@ def evaluate(paths: Sequence[str], labels_file: str | None = None, kinds: Sequen
     classes = {run["class"] for run in runs}
     return {"format": "opd-evaluation", "version": 1, "seed": seed, "confidence": CONFIDENCE, "resamples": RESAMPLES,
             "lead_window": LEAD_WINDOW, "warm_up_samples": WARM_UP, "kinds": sorted(kinds) if kinds else list(KINDS),
+            "only_split": only,
             "classes_without_run": [kind for kind in (*CLEAN, *INCIDENT_CLASSES) if kind not in classes],
-            "runs": runs, "detectors": entries}
+            "runs": runs, "detectors": entries, "goals": reached(entries, goals_of)}
 
 
 def _chosen(names: Sequence[str] | None) -> list[Detector]:
@@ -89,8 +105,9 @@ def _chosen(names: Sequence[str] | None) -> list[Detector]:
     return [detector for detector in detectors if not names or detector.name in names]
 
 
-def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | None):
-    """The runs one after the other: a trace is in memory only while it is judged."""
+def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | None, split: str | None):
+    """The runs one after the other: a trace is in memory only while it is judged. split: only those of it; the others are
+    read no further than their names."""
     files = find_traces(paths)
     known: dict[Path | None, dict[str, Label]] = {}
     seen: dict[str, Path] = {}
@@ -98,6 +115,10 @@ def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | 
     for labels in set(beside.values()):
         known[labels] = read_labels(labels) if labels else {}
     for file in files:
+        name = name_of(file) if split else None
+        if name is not None and (name not in known[beside[file]] or known[beside[file]][name].split != split):
+            seen.setdefault(name, file)
+            continue
         run = load(file, known[beside[file]], beside[file])
         if run.trace.name in seen:
             raise CorpusError(file, "name", f"{run.trace.name} is the name of {seen[run.trace.name]} too",
@@ -133,53 +154,25 @@ def _entry(run: Run, samples: Samples, detectors: Sequence[Detector], results: S
     incident = None if op is None else {"op": op, "probe": run.trace.probes[op].name, "step": int(samples.step[first_bad[op]])}
     return {"name": run.trace.name, "file": run.file.name, "class": label.kind, "split": label.split, "label_from": label.file,
             "decided": label.decided, "steps": len(run.trace.step), "probes": len(run.trace.probes),
-            "first_incident": incident, "operators_nonfinite": results[0].operators,
-            "detectors": [{"name": detector.name, "lead_steps": result.lead, "false_alarms": result.false_alarms.alarms,
-                           "probe_steps": result.false_alarms.probe_steps, "warm_up_false_alarms": result.warm_up.alarms,
-                           "warm_up_probe_steps": result.warm_up.probe_steps} for detector, result in zip(detectors, results)]}
+            "first_incident": incident, "event_step": event_step(run, samples, first_bad),
+            "operators_nonfinite": results[0].operators,
+            "detectors": [_said(run, detector, result) for detector, result in zip(detectors, results)]}
 
 
-# --- text ------------------------------------------------------------------------------------------------------------------
+def _said(run: Run, detector: Detector, result: RunResult) -> dict:
+    """One entry of `runs[].detectors` in evaluation.json."""
+    def told(alarm: Alarm | None) -> dict | None:
+        return None if alarm is None else {"probe": run.trace.probes[alarm.op].name, "step": alarm.step}
 
-def number(value: float | None) -> str:
-    """Two decimals below 100; "-" for no value."""
-    return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def interval(bounds: Sequence[float] | None) -> str:
-    return f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
-
-
-def recall(entry: dict) -> str:
-    return f"{entry['detected']}/{entry['incidents']}{interval(entry['recall_interval'])}" if entry["incidents"] else "-"
-
-
-def text(evaluation: dict) -> str:
-    """The tables of an evaluation."""
-    lines = []
-    runs = evaluation["runs"]
-    for split in dict.fromkeys(entry["split"] for entry in evaluation["detectors"]):
-        chosen = [run for run in runs if split in (run["split"], ALL)]
-        counts = {kind: sum(run["class"] == kind for run in chosen) for kind in (*CLEAN, *INCIDENT_CLASSES)}
-        lines.append(f"split {split}: {len(chosen)} {'run' if len(chosen) == 1 else 'runs'} (" +
-                     ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) + ")")
-        rows = [("detector", "recall", "lead median", "lead p10", "healthy /1k", "near-limit /1k", "warm-up /1k", "state bits",
-                 "operations")]
-        for entry in evaluation["detectors"]:
-            if entry["split"] == split:
-                rates = [number(entry[f"false_alarms_{what}_per_1000"]) + interval(entry[f"false_alarms_{what}_interval"])
-                         for what in ("healthy", "near_limit", "warm_up")]
-                leads = ["-" if entry[key] is None else str(entry[key]) for key in ("lead_median", "lead_p10")]
-                cost = [f"{entry[key]:,}" for key in ("state_bits", "operations")]
-                rows.append((entry["name"], recall(entry), *leads, *rates, *cost))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines += ["  " + "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
-                                   for column, (cell, width) in enumerate(zip(row, widths))) for row in rows]
-        lines.append("")
-    lines += ["recall: first incidents with an alarm standing, exact 95 % interval; lead: steps, at most 128, a miss counts 0;",
-              "/1k: false alarms per 1000 probe-steps after the first 32 samples (warm-up: in them); [] needs two runs."]
-    lines += absences(evaluation)
-    return "\n".join(lines)
+    upstream, log = result.upstream, result.log
+    return {"name": detector.name, "lead_steps": result.lead, "false_alarms": result.false_alarms.alarms,
+            "probe_steps": result.false_alarms.probe_steps, "warm_up_false_alarms": result.warm_up.alarms,
+            "warm_up_probe_steps": result.warm_up.probe_steps,
+            "upstream_same_step": None if upstream is None else upstream.op is not None,
+            "upstream_probe": None if upstream is None or upstream.op is None else run.trace.probes[upstream.op].name,
+            "upstream_operators": None if upstream is None else upstream.operators,
+            "has_verdict": log.has_verdict, "alarms": log.alarms, "first_alarm": told(log.first),
+            "alarm_before": told(log.before), "alarm_same_step": told(log.same_step)}
 
 
 def _print(told: str) -> None:

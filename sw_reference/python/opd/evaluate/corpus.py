@@ -6,6 +6,7 @@
     first_bad_step = 235                  # step and operator of the first non-finite value; both or none
     first_bad_op = "block.2.attn.qk"
     decided = "computed: 91 steps below 4 bits of headroom before"    # how the label came about
+    event_step = 230                      # optional: a step to report on, where nothing need be non-finite (a loss that jumps)
 """
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import safetensors
 
 from opd.trace import LABELS, Trace
 
 LABELS_FILE = "labels.toml"
 SPLITS = ("tuning", "held-out")
 UNASSIGNED = "unassigned"  # split of a run that no labels file names
-_KEYS = {"class": str, "split": str, "first_bad_step": int, "first_bad_op": str, "decided": str}
+_KEYS = {"class": str, "split": str, "first_bad_step": int, "first_bad_op": str, "decided": str, "event_step": int}
 _REQUIRED = ("class", "split", "decided")
 CLEAN = ("healthy", "near-limit")  # classes without an incident in the forward pass
 
@@ -42,6 +44,7 @@ class Label:
     first_bad_op: str | None
     decided: str
     file: str                  # where it says so
+    event_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,16 @@ def _label(file: Path, name: str, entry) -> Label:
     if entry["class"] in CLEAN and "first_bad_op" in entry:
         fail("first_bad_op", f"is given, but the class is {entry['class']}", "correct one of the two")
     return Label(entry["class"], entry["split"], entry.get("first_bad_step"), entry.get("first_bad_op"), entry["decided"],
-                 file.name)
+                 file.name, entry.get("event_step"))
+
+
+def name_of(file: Path) -> str | None:
+    """Name of a trace, of which nothing but the header is read; None when that cannot be read."""
+    try:
+        with safetensors.safe_open(file, "numpy") as opened:
+            return (opened.metadata() or {}).get("name")
+    except (OSError, safetensors.SafetensorError):
+        return None
 
 
 def load(file: Path, labels: dict[str, Label], labels_file: Path | None) -> Run:
@@ -121,6 +133,8 @@ def load(file: Path, labels: dict[str, Label], labels_file: Path | None) -> Run:
     def fail(key, wrong):
         raise CorpusError(labels_file, f"runs.{trace.name}.{key}", wrong, f"correct it, or the trace {file.name}")
 
+    if label.event_step is not None and label.event_step not in trace.step:
+        fail("event_step", f"{label.event_step} is no step of the trace")
     if label.first_bad_op is not None:
         op = next((op for op, probe in enumerate(trace.probes) if probe.name == label.first_bad_op), None)
         if op is None:

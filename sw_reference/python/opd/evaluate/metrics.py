@@ -1,22 +1,19 @@
-"""Recall, lead, false alarms, their intervals and the ROC of one detector over runs (docs/evaluation.md).
+"""What one detector did on one run: lead, false alarms, alarms upstream of the incident (docs/evaluation.md).
 
 Words and definitions are those of docs/metrics.md: alarm, standing alarm, incident, lead, first incident.
 """
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from opd.evaluate.corpus import CLEAN, Run
 from opd.evaluate.detector import Detector, Samples, Verdict
+from opd.evaluate.log import Log, said
 
 LEAD_WINDOW = 128       # steps
 WARM_UP = 32            # first samples of a run
-CONFIDENCE = 0.95
-RESAMPLES = 2000
 INCIDENT_CLASSES = ("gradual", "sudden", "injected", "data")
 
 
@@ -70,6 +67,26 @@ class Count:
 
 
 @dataclass(frozen=True)
+class Upstream:
+    """Alarms of the operators before that of the first incident, which is not itself one of them."""
+    op: int | None              # the earliest that raises an alarm in the step of the incident
+    operators: int | None       # from it to the incident's; 1 is the one right before
+    by_chance: float | None     # share of the steps long before the incident in which any of them raises one; None: none
+
+
+def upstream(alarms: np.ndarray, samples: Samples, op: int, bad: int) -> Upstream:
+    """Of the incident in operator `op` at sample `bad`. alarms: bool [S, P]. An alarm counts only in its own step: one that
+    merely stands does not, and a non-finite value is none."""
+    raised = (alarms & samples.finite)[:, :op]
+    flagged = np.flatnonzero(raised[bad])
+    first = int(flagged[0]) if len(flagged) else None
+    before = samples.step < samples.step[bad] - LEAD_WINDOW
+    before[:WARM_UP] = False
+    return Upstream(first, None if first is None else op - first,
+                    float(raised[before].any(axis=1).mean()) if before.any() else None)
+
+
+@dataclass(frozen=True)
 class RunResult:
     """What a detector did on one run."""
     name: str
@@ -80,6 +97,8 @@ class RunResult:
     operators: int
     false_alarms: Count             # after the warm-up
     warm_up: Count
+    upstream: Upstream | None       # of the first incident
+    log: Log                        # what it says, step by step
     sweep: list[tuple[bool | None, Count]] = field(default_factory=list)  # at each threshold: first incident seen, false alarms
 
 
@@ -89,101 +108,32 @@ def assess(detector: Detector, run: Run, samples: Samples) -> RunResult:
     steps = len(samples.step)
     incident = first_incident(run, first_bad)
     negative = judged(samples, first_bad)
+    steady, early = slice(WARM_UP, None), slice(0, WARM_UP)
+    steady_steps = int(negative[steady].sum())
 
-    def count(verdict: Verdict, rows: slice) -> Count:
-        return Count(int((verdict.alarms & negative)[rows].sum()), int(negative[rows].sum()))
+    def count(verdict: Verdict, rows: slice, probe_steps: int) -> Count:
+        return Count(int((verdict.alarms[rows] & negative[rows]).sum()), probe_steps)
 
     def lead(verdict: Verdict, op: int) -> int:
         return lead_steps(verdict.standing(op), samples.step, int(first_bad[op]))
 
-    verdict = detector.judge(samples)
+    verdict, sweep = None, []
+    for threshold, moved in zip(detector.sweep, detector.judge_sweep(samples)):
+        sweep.append((None if incident is None else lead(moved, incident) > 0, count(moved, steady, steady_steps)))
+        if threshold == detector.threshold:
+            verdict = moved
+    verdict = verdict or detector.judge(samples)
     bad_ops = np.flatnonzero(first_bad < steps)
-    steady, early = slice(WARM_UP, None), slice(0, WARM_UP)
-    sweep = []
-    for moved in detector.judge_sweep(samples):
-        sweep.append((None if incident is None else lead(moved, incident) > 0, count(moved, steady)))
+    bad = None if incident is None else int(first_bad[incident])
     return RunResult(run.trace.name, run.label.kind, run.label.split, None if incident is None else lead(verdict, incident),
-                     sum(lead(verdict, op) > 0 for op in bad_ops), len(bad_ops), count(verdict, steady), count(verdict, early),
+                     sum(lead(verdict, op) > 0 for op in bad_ops), len(bad_ops), count(verdict, steady, steady_steps),
+                     count(verdict, early, int(negative[early].sum())),
+                     None if incident is None else upstream(verdict.alarms, samples, incident, bad),
+                     said(detector, verdict, samples, first_bad, event_step(run, samples, first_bad), incident, LEAD_WINDOW),
                      sweep)
 
 
-# --- figures over runs -----------------------------------------------------------------------------------------------------
-
-def quantile(values: Sequence[float], q: float) -> float | None:
-    """The value at index floor(q (N - 1)) of the sorted ones, without interpolation, as in docs/metrics.md; None for none."""
-    return sorted(values)[math.floor(q * (len(values) - 1))] if values else None
-
-
-def per_1000(counts: Sequence[Count]) -> float | None:
-    total = sum(counts, Count())
-    return 1000 * total.alarms / total.probe_steps if total.probe_steps else None
-
-
-def clopper_pearson(successes: int, trials: int) -> tuple[float, float] | None:
-    """Exact two-sided interval of a proportion; None without a trial."""
-    if trials == 0:
-        return None
-
-    def at_least(k: int, p: float) -> float:
-        return sum(math.exp(math.lgamma(trials + 1) - math.lgamma(i + 1) - math.lgamma(trials - i + 1) +
-                            i * math.log(p) + (trials - i) * math.log1p(-p)) for i in range(k, trials + 1))
-
-    def solve(k: int, probability: float) -> float:  # P(X >= k) rises with p
-        low, high = 0.0, 1.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if at_least(k, middle) < probability else (low, middle)
-        return (low + high) / 2
-
-    tail = (1 - CONFIDENCE) / 2
-    return (0.0 if successes == 0 else solve(successes, tail), 1.0 if successes == trials else solve(successes + 1, 1 - tail))
-
-
-def bootstrap(runs: Sequence, figure: Callable[[Sequence], float | None], seed: int) -> tuple[float, float] | None:
-    """Percentile interval of a figure over runs drawn with replacement; None for fewer than two runs."""
-    if len(runs) < 2:
-        return None
-    draws = np.random.default_rng(seed).integers(len(runs), size=(RESAMPLES, len(runs)))
-    values = sorted(value for draw in draws if (value := figure([runs[i] for i in draw])) is not None)
-    tail = (1 - CONFIDENCE) / 2
-    return (quantile(values, tail), quantile(values, 1 - tail)) if values else None
-
-
-def _recall(leads: Sequence[int]) -> dict:
-    detected = sum(lead > 0 for lead in leads)
-    return {"incidents": len(leads), "detected": detected, "recall": detected / len(leads) if leads else None,
-            "recall_interval": clopper_pearson(detected, len(leads))}
-
-
-def summarise(detector: Detector, results: Sequence[RunResult], split: str, seed: int) -> dict:
-    """One entry of `detectors` in evaluation.json (docs/evaluation.md). results: the runs of that split."""
-    leads = [result.lead for result in results if result.lead is not None]
-    entry = {
-        "name": detector.name, "split": split, "source": detector.source, "settings": dict(detector.settings),
-        "unit": detector.unit, "threshold": detector.threshold,
-        **_recall(leads),
-        "recall_by_class": {kind: _recall([r.lead for r in results if r.kind == kind and r.lead is not None])
-                            for kind in INCIDENT_CLASSES},
-        "operators": sum(result.operators for result in results if result.kind not in CLEAN),
-        "operators_detected": sum(result.operators_detected for result in results if result.kind not in CLEAN),
-        "lead_median": quantile(leads, 0.5), "lead_median_interval": bootstrap(leads, lambda drawn: quantile(drawn, 0.5), seed),
-        "lead_p10": quantile(leads, 0.1), "lead_p10_interval": bootstrap(leads, lambda drawn: quantile(drawn, 0.1), seed),
-    }
-    counts = {"healthy": [r.false_alarms for r in results if r.kind == "healthy"],
-              "near_limit": [r.false_alarms for r in results if r.kind == "near-limit"],
-              "warm_up": [r.warm_up for r in results if r.kind in CLEAN]}
-    for what, runs in counts.items():
-        entry[f"false_alarms_{what}_per_1000"] = per_1000(runs)
-        entry[f"false_alarms_{what}_interval"] = bootstrap(runs, per_1000, seed)
-        entry[f"probe_steps_{what}"] = sum(runs, Count()).probe_steps
-    entry["state_bits"] = detector.state_bits
-    entry["operations"] = sum(detector.operations.values())
-    entry["operations_by_kind"] = dict(detector.operations)
-    entry["roc"] = []
-    for index, threshold in enumerate(detector.sweep):
-        seen = [r.sweep[index][0] for r in results if r.sweep[index][0] is not None]
-        rates = {kind: per_1000([r.sweep[index][1] for r in results if r.kind == kind]) for kind in CLEAN}
-        entry["roc"].append({"threshold": threshold, "recall": sum(seen) / len(seen) if seen else None,
-                             "false_alarms_healthy_per_1000": rates["healthy"],
-                             "false_alarms_near_limit_per_1000": rates["near-limit"]})
-    return entry
+def event_step(run: Run, samples: Samples, first_bad: np.ndarray) -> int | None:
+    """Step of the first incident, else of the event that the label names; None without either."""
+    op = first_incident(run, first_bad)
+    return run.label.event_step if op is None else int(samples.step[first_bad[op]])

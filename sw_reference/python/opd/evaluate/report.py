@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from opd.evaluate.corpus import CLEAN
+from opd.evaluate.tables import absences
 
 STYLE = Path(__file__).resolve().parents[1] / "report.css"
 SCRIPT = Path(__file__).with_name("evaluation.js")
@@ -110,20 +110,6 @@ def _figures(split: str, entries: Sequence[dict]) -> list[dict]:
         if lines:
             figures.append({"id": f"roc-{split}-{key}", "runs": runs, "floor": FLOOR, "lines": lines})
     return figures
-
-
-def absences(evaluation: dict) -> list[str]:
-    """What the corpus cannot answer, in sentences."""
-    said = [f"no run of class {kind}: " + ("no false alarms to count there" if kind in CLEAN else "nothing is known of it")
-            for kind in evaluation["classes_without_run"]]
-    overall = evaluation["detectors"][-1]  # of all runs
-    said += [f"no {kind} run is longer than the warm-up of {evaluation['warm_up_samples']} samples: "
-             "no false alarms to count there"
-             for kind, key in zip(CLEAN, ("healthy", "near_limit"))
-             if kind not in evaluation["classes_without_run"] and not overall[f"probe_steps_{key}"]]
-    if not overall["incidents"]:
-        said.append("no run has an incident to be detected: there is no recall and no lead")
-    return said
 
 
 def write_page(file: Path, evaluation: dict) -> None:
