@@ -504,7 +504,7 @@ def test_evaluation_json_has_its_schema(corpus, tmp_path, capsys):
     assert "split held-out: 3 runs (1 healthy, 1 near-limit, 1 gradual)" in told and "no run of class injected" in told
     tables = (["detector"] + NAMES + ["by", "detector"] + NAMES + ["goals"] + [goal.name.split()[0] for goal in GOALS]) * 3
     assert [line.split()[0] for line in told.splitlines() if line.startswith("  ")] == tables + ["detector"] + NAMES
-    assert max(len(line) for line in told.splitlines()) < 150
+    assert max(len(line) for line in told.splitlines()[:-1]) < 150  # the last one names the files
 
 
 @needs_reference

@@ -39,7 +39,7 @@ def text(evaluation: dict) -> str:
                   *_by_class(entries),
                   *_goals([goal for goal in evaluation["goals"] if goal["split"] == split])]
     lines += ["cost, of an operator and of a sample", *_cost(evaluation["detectors"], evaluation["detectors"][0]["split"]), "",
-              "recall: first incidents with an alarm standing, exact 95 % interval; lead: steps, at most 128, a miss counts 0;",
+              "recall: first incidents with an alarm standing, exact 95 % interval; lead: median in steps, at most 128, a miss counts 0;",
               "upstream: incidents with an alarm of an earlier operator in the same step; by chance: share of other steps with one;",
               "/1k: false alarms per 1000 probe-steps after the first 32 samples (warm-up: in them); [] needs two runs."]
     return "\n".join([*lines, *absences(evaluation)])
@@ -71,7 +71,7 @@ def _order(item: tuple[str, int]) -> int:
 
 
 def _quality(entries: Sequence[dict]) -> list[str]:
-    rows = [("detector", "recall", "lead median", "lead p10", "healthy /1k", "with warm-up /1k", "near-limit /1k",
+    rows = [("detector", "recall", "lead", "p10", "healthy /1k", "with warm-up /1k", "near-limit /1k",
              "warm-up /1k")]
     for entry in entries:
         rates = [number(entry[f"false_alarms_{what}_per_1000"]) + interval(entry[f"false_alarms_{what}_interval"])
