@@ -6,6 +6,7 @@ import sys
 
 # Name of the command -> its module, which has main(argv) and is imported only when it is called.
 COMMANDS = {
+    "calibrate": ("opd.calibrate.command", "register settings for a wanted false-alarm rate"),
     "capture": ("opd.capture.cli", "a trace of any PyTorch training run"),
     "evaluate": ("opd.evaluate.command", "detectors on a corpus of traces: recall, lead, false alarms, cost"),
     "import": ("opd.importers.command", "traces from the telemetry of other tools"),
