@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from workloads.workload import Batch, Workload
 
 KINDS = {
-    "flip-weight": "flips `bit` of one element of the parameter `target` (as FP16), from `step` on",
-    "flip-activation": "flips `bit` of one element of the output of the module `target` (FP16, BF16 or E4M3), in `step` alone",
-    "repeat-token": "every input of the batch is the same token, in `steps` steps from `step` on",
-    "random-labels": "targets are drawn at random, in `steps` steps from `step` on",
-    "constant-rows": "the output of the module `target` is the same along its last dimension: no variance, in `steps` steps",
-    "hidden-query": "one query of the attention `target` is masked from every key, in `steps` steps: its softmax is 0 / 0",
-    "nan-input": "one element of a floating-point input is NaN, in `steps` steps",
-    "input-drift": "floating-point inputs are multiplied by `factor`^(steps since `step`)",
-    "input-scale": "floating-point inputs are multiplied by `factor`, in `steps` steps from `step` on",
+    "flip-weight": "bit {bit} of one element of {target}, as FP16, is flipped for good",
+    "flip-activation": "bit {bit} of one element of the output of {target} is flipped",
+    "repeat-token": "every input of the batch is the same token",
+    "random-labels": "targets are shuffled",
+    "constant-rows": "the output of {target} is the same along its last dimension: no variance",
+    "hidden-query": "one query of {target} is masked from every key: its softmax is 0 / 0",
+    "nan-input": "one element of the input is NaN",
+    "input-drift": "inputs are multiplied by {factor} to the power of the steps since then",
+    "input-scale": "inputs are multiplied by {factor}",
 }
+LASTING = ("flip-weight", "input-drift")  # these have no end; the others last `steps` steps
 
 # Class of a run with that fault; a kind that is not named here leaves the class to what the trace shows.
 CLASSES = {"flip-weight": "injected", "flip-activation": "injected", "constant-rows": "injected", "hidden-query": "injected",
@@ -28,10 +29,11 @@ CLASSES = {"flip-weight": "injected", "flip-activation": "injected", "constant-r
 
 @dataclass(frozen=True)
 class Fault:
+    """One of KINDS, in `steps` steps from `step` on."""
     kind: str
     step: int
     steps: int = 1
-    target: str = ""
+    target: str = ""      # name of a module; of a parameter for flip-weight
     bit: int = 14         # 14 is the highest exponent bit of FP16
     factor: float = 1.0
 
@@ -40,7 +42,10 @@ class Fault:
             raise ValueError(f"fault.kind: {self.kind!r} is unknown; use one of {', '.join(KINDS)}")
 
     def text(self) -> str:
-        return f"step {self.step}: {self.kind}: {KINDS[self.kind]}"
+        """What is done and when."""
+        last = self.step + self.steps - 1
+        when = f"from step {self.step} on" if self.kind in LASTING else f"step {self.step}" + (f"..{last}" if self.steps > 1 else "")
+        return f"{when}: " + KINDS[self.kind].format(target=self.target, bit=self.bit, factor=self.factor)
 
 
 class Injector:

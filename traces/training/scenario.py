@@ -102,8 +102,9 @@ class Scenario:
 
     @property
     def runs(self) -> list[tuple[str, str, int]]:
-        """Name of the run, split, seed."""
-        return [(f"{self.name}-{seed}", split, seed) for split in SPLITS for seed in self.seeds.get(split, ())]
+        """Name of the run, split, seed. The only run of a scenario has the scenario's name; of several, the seed is added."""
+        seeds = [(split, seed) for split in SPLITS for seed in self.seeds.get(split, ())]
+        return [(self.name if len(seeds) == 1 else f"{self.name}-{seed}", split, seed) for split, seed in seeds]
 
     def changed(self, values: dict[str, str]) -> Scenario:
         """A copy with other settings, given as text. Raises InputError."""
