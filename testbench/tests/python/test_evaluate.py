@@ -165,6 +165,10 @@ def test_the_log_of_a_run_by_hand():
     assert (log.first.op, log.first.step) == (0, 20)
     assert (log.before.op, log.before.step) == (1, 172)  # 128 steps before
     assert (log.same_step.op, log.same_step.step) == (0, 300)
+    assert not log.at_incident and (log.overflows, log.overflows_warned) == (1, 1)
+    again = planted_trace(700, [(100, 0)], [(s, 1) for s in (200, 201, 203, 228, 229, 600)], label="sudden")
+    log = result_of(again).log
+    assert (log.overflows, log.overflows_warned) == (4, 3)  # at 200, 203, 228, 600: the alarm is 128 steps before the third
     quiet = result_of(planted_trace(10, label="data")).log
     assert (quiet.alarms, quiet.first, quiet.before, quiet.same_step) == (0, None, None, None)
 
@@ -175,8 +179,10 @@ def test_an_event_needs_no_nonfinite_value():
     log = assess(Planted(), run, Samples.of(trace)).log
     assert (log.before.op, log.before.step, log.same_step.op) == (0, 90, 1)
     assert event_step(run, Samples.of(trace), first_nonfinite(Samples.of(trace))) == 100
-    bad = planted_trace(300, [], [(200, 1)], label="sudden")  # an incident goes before what the label says
-    assert event_step(run_of(bad, event_step=100), Samples.of(bad), first_nonfinite(Samples.of(bad))) == 200
+    bad = planted_trace(300, [(100, 1)], [(200, 1)], label="sudden")  # what the label says goes before the incident
+    assert event_step(run_of(bad, event_step=100), Samples.of(bad), first_nonfinite(Samples.of(bad))) == 100
+    assert assess(Planted(), run_of(bad, event_step=100), Samples.of(bad)).log.same_step.op == 1
+    assert event_step(run_of(bad), Samples.of(bad), first_nonfinite(Samples.of(bad))) == 200
 
 
 def test_a_rule_without_enough_samples_has_no_verdict():
@@ -415,12 +421,13 @@ ENTRY = {"name": str, "split": str, "source": str, "settings": dict, "unit": str
          "probe_steps_healthy_with_warm_up": int,
          "state_bits": int, "operations": int, "operations_by_kind": dict, "roc": list}
 RUN = {"name": str, "file": str, "class": str, "split": str, "label_from": str, "decided": str, "steps": int, "probes": int,
-       "first_incident": (dict, type(None)), "event_step": (int, type(None)), "operators_nonfinite": int, "detectors": list}
+       "first_incident": (dict, type(None)), "event_step": (int, type(None)), "operators_nonfinite": int, "overflows": int,
+       "detectors": list}
 TOLD = (dict, type(None))
 SAID = {"name": str, "lead_steps": (int, type(None)), "false_alarms": int, "probe_steps": int, "warm_up_false_alarms": int,
         "warm_up_probe_steps": int, "upstream_same_step": (bool, type(None)), "upstream_probe": (str, type(None)),
         "upstream_operators": (int, type(None)), "has_verdict": bool, "alarms": int, "first_alarm": TOLD, "alarm_before": TOLD,
-        "alarm_same_step": TOLD}
+        "alarm_same_step": TOLD, "alarm_at_incident": bool, "overflows_warned": int}
 GOAL = {"name": str, "split": str, "detector": str, "sense": str, "goal": (int, float), "measured": RATE, "interval": PAIR,
         "reached": (bool, type(None))}
 TOP = {"format": str, "version": int, "seed": int, "confidence": float, "resamples": int, "lead_window": int,
@@ -553,7 +560,7 @@ def test_one_split_alone_and_what_is_said_of_each_run(corpus, tmp_path, capsys):
     assert "ramp: 260 steps, 3 probes, layer<1> non-finite at step 241" in told
     assert "calm: 260 steps, 3 probes, no incident" in told
     assert re.search(r"  static-headroom-3 +\d+  lead \d+; first alarm \d+ steps before, layer<1>\n", told)
-    assert re.search(r"  nonfinite-only +0  quiet\n", told)
+    assert re.search(r"  nonfinite-only +0  at the incident itself\n", told)
     planted_trace(20, [(5, 0)], name="short").write(tmp_path / "short.safetensors")
     short = per_run(evaluate([str(tmp_path / "short.safetensors")], names=["megatron-10x", "msprobe-turbulence"]))
     assert "no verdict: the rule needs more samples than the log has" in short

@@ -155,7 +155,7 @@ def _entry(run: Run, samples: Samples, detectors: Sequence[Detector], results: S
     return {"name": run.trace.name, "file": run.file.name, "class": label.kind, "split": label.split, "label_from": label.file,
             "decided": label.decided, "steps": len(run.trace.step), "probes": len(run.trace.probes),
             "first_incident": incident, "event_step": event_step(run, samples, first_bad),
-            "operators_nonfinite": results[0].operators,
+            "operators_nonfinite": results[0].operators, "overflows": results[0].log.overflows,
             "detectors": [_said(run, detector, result) for detector, result in zip(detectors, results)]}
 
 
@@ -172,7 +172,8 @@ def _said(run: Run, detector: Detector, result: RunResult) -> dict:
             "upstream_probe": None if upstream is None or upstream.op is None else run.trace.probes[upstream.op].name,
             "upstream_operators": None if upstream is None else upstream.operators,
             "has_verdict": log.has_verdict, "alarms": log.alarms, "first_alarm": told(log.first),
-            "alarm_before": told(log.before), "alarm_same_step": told(log.same_step)}
+            "alarm_before": told(log.before), "alarm_same_step": told(log.same_step),
+            "alarm_at_incident": log.at_incident, "overflows_warned": log.overflows_warned}
 
 
 def _print(told: str) -> None:

@@ -23,12 +23,16 @@ class Log:
     first: Alarm | None         # the earliest of the run
     before: Alarm | None        # the earliest in the window of steps before the event; None without an event
     same_step: Alarm | None     # the earliest operator in the step of the event, of those before the one that goes non-finite
+    at_incident: bool           # an alarm on the non-finite value itself
+    overflows: int              # stretches of steps in which some operator is non-finite
+    overflows_warned: int       # of them, those with an alarm in the window of steps before
 
 
 def said(detector: Detector, verdict: Verdict, samples: Samples, first_bad: np.ndarray, event: int | None,
          incident: int | None, window: int) -> Log:
     """The log of a detector. first_bad: sample of each operator's first non-finite value, S without one: int64 [P];
-    event: step; incident: operator that goes non-finite there; window: steps before it in which an alarm is near."""
+    event: step; incident: operator that goes non-finite at that step, None when none does; window: steps before an event in
+    which an alarm counts as near."""
     own = np.arange(len(samples.step))[:, None] < first_bad
     alarms = verdict.alarms & own
 
@@ -36,10 +40,18 @@ def said(detector: Detector, verdict: Verdict, samples: Samples, first_bad: np.n
         found = np.argwhere(alarms[rows, ops])
         return Alarm(int(found[0][1]), int(samples.step[rows][found[0][0]])) if len(found) else None
 
+    near = [step for step in overflow_steps(samples) if alarms[(samples.step < step) & (samples.step >= step - window)].any()]
     before = same = np.zeros(len(samples.step), bool)
     if event is not None:
         before = (samples.step < event) & (samples.step >= event - window)
         same = samples.step == event
     return Log(bool((own.sum(axis=0) > detector.samples_needed).any()), int(alarms.sum()),
                earliest(np.ones(len(samples.step), bool)), earliest(before),
-               earliest(same, slice(incident)))
+               earliest(same, slice(incident)), incident is not None and bool(verdict.alarms[same, incident].any()),
+               len(overflow_steps(samples)), len(near))
+
+
+def overflow_steps(samples: Samples) -> list[int]:
+    """First step of each stretch of samples in which some operator is non-finite."""
+    bad = ~samples.finite.all(axis=1)
+    return samples.step[bad & ~np.concatenate([[False], bad[:-1]])].tolist()

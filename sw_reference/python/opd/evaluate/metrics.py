@@ -125,15 +125,17 @@ def assess(detector: Detector, run: Run, samples: Samples) -> RunResult:
     verdict = verdict or detector.judge(samples)
     bad_ops = np.flatnonzero(first_bad < steps)
     bad = None if incident is None else int(first_bad[incident])
+    event = event_step(run, samples, first_bad)
+    at_event = incident if bad is not None and event == samples.step[bad] else None
     return RunResult(run.trace.name, run.label.kind, run.label.split, None if incident is None else lead(verdict, incident),
                      sum(lead(verdict, op) > 0 for op in bad_ops), len(bad_ops), count(verdict, steady, steady_steps),
                      count(verdict, early, int(negative[early].sum())),
                      None if incident is None else upstream(verdict.alarms, samples, incident, bad),
-                     said(detector, verdict, samples, first_bad, event_step(run, samples, first_bad), incident, LEAD_WINDOW),
+                     said(detector, verdict, samples, first_bad, event, at_event, LEAD_WINDOW),
                      sweep)
 
 
 def event_step(run: Run, samples: Samples, first_bad: np.ndarray) -> int | None:
-    """Step of the first incident, else of the event that the label names; None without either."""
+    """Step of the event that the label names, else of the first incident; None without either."""
     op = first_incident(run, first_bad)
-    return run.label.event_step if op is None else int(samples.step[first_bad[op]])
+    return run.label.event_step if run.label.event_step is not None or op is None else int(samples.step[first_bad[op]])

@@ -39,8 +39,8 @@ def text(evaluation: dict) -> str:
                   *_by_class(entries),
                   *_goals([goal for goal in evaluation["goals"] if goal["split"] == split])]
     lines += ["cost, of an operator and of a sample", *_cost(evaluation["detectors"], evaluation["detectors"][0]["split"]), "",
-              "recall: first incidents with an alarm standing, exact 95 % interval; lead: median in steps, at most 128, a miss counts 0;",
-              "upstream: incidents with an alarm of an earlier operator in the same step; by chance: share of other steps with one;",
+              "recall: first incidents with an alarm standing, exact 95 % interval; lead: median, steps, at most 128, a miss is 0;",
+              "upstream: incidents with an alarm of an earlier operator in the same step; by chance: share of other steps so;",
               "/1k: false alarms per 1000 probe-steps after the first 32 samples (warm-up: in them); [] needs two runs."]
     return "\n".join([*lines, *absences(evaluation)])
 
@@ -134,27 +134,31 @@ def per_run(evaluation: dict) -> str:
 
 def event(run: dict) -> str:
     """What happened in a run, in words."""
-    first = run["first_incident"]
-    if first:
-        return f"{first['probe']} non-finite at step {first['step']}"
-    return "no incident" if run["event_step"] is None else f"event at step {run['event_step']}, nothing non-finite"
+    first, at = run["first_incident"], run["event_step"]
+    if first and at == first["step"]:
+        return f"{first['probe']} non-finite at step {at}"
+    return "no incident" if at is None else f"event at step {at}"
 
 
 def verdict(run: dict, said: dict) -> str:
     """What a detector says of a run, in words; said: an entry of runs[].detectors[]."""
     if not said["has_verdict"]:
         return "no verdict: the rule needs more samples than the log has"
-    at = run["event_step"]
+    at, first = run["event_step"], run["first_incident"]
     words = []
-    if said["lead_steps"]:
+    if said["lead_steps"] and at == first["step"]:
         words.append(f"lead {said['lead_steps']}")
     if said["alarm_before"]:
         before = said["alarm_before"]
         words.append(f"first alarm {at - before['step']} steps before, {before['probe']}")
     if said["alarm_same_step"]:
         words.append(f"in the same step {said['alarm_same_step']['probe']}")
+    if said["alarm_at_incident"]:
+        words.append("at the incident itself")
     if not words and said["first_alarm"]:
         first = said["first_alarm"]
         distance = "" if at is None else f", {abs(at - first['step'])} {'before' if first['step'] < at else 'after'}"
         words.append(f"first alarm at step {first['step']}{distance}, {first['probe']}")
+    if run["overflows"] > 1:
+        words.append(f"warned of {said['overflows_warned']} of {run['overflows']} overflows")
     return "; ".join(words) or "quiet"
