@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from opd import device_config
+from opd.device_config import ConfigFileError
 from opd.evaluate import all_detectors
 from opd.evaluate.corpus import (CLEAN, LABELS_FILE, SPLITS, UNASSIGNED, CorpusError, Label, Run, find_traces, load, name_of,
                                  read_labels)
@@ -21,7 +23,7 @@ from opd.evaluate.goals import reached
 from opd.evaluate.log import Alarm
 from opd.evaluate.metrics import (INCIDENT_CLASSES, LEAD_WINDOW, WARM_UP, RunResult, assess, event_step, first_incident,
                                   first_nonfinite)
-from opd.evaluate.reference import ReferenceMissing
+from opd.evaluate.reference import Configured, ReferenceMissing
 from opd.evaluate.report import write_page
 from opd.evaluate.tables import per_run, text
 from opd.trace import KINDS, TraceError
@@ -38,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kind", action="append", choices=KINDS,
                         help="judge only operators of this kind; may be repeated (default: all)")
     parser.add_argument("--detector", action="append", metavar="NAME", help="only this detector; may be repeated")
+    parser.add_argument("--config", metavar="FILE", help="also judge the device with this configuration file: `configured`")
     parser.add_argument("--split", choices=SPLITS, help="only runs of this split; no other trace is read beyond its name")
     parser.add_argument("--goals", default="forecast", metavar="NAME",
                         help="detector that is held against the goals (default forecast)")
@@ -48,12 +51,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         evaluation = evaluate(arguments.paths, arguments.labels, arguments.kind, arguments.detector, arguments.seed,
-                              arguments.split, arguments.goals)
+                              arguments.split, arguments.goals, arguments.config)
         out = Path(arguments.out)
         out.mkdir(parents=True, exist_ok=True)
         (out / "evaluation.json").write_text(json.dumps(evaluation, indent=1, allow_nan=False) + "\n", encoding="ascii")
         write_page(out / "evaluation.html", evaluation)
-    except (CorpusError, TraceError, ReferenceMissing) as error:
+    except (CorpusError, TraceError, ReferenceMissing, ConfigFileError) as error:
         print(f"opd evaluate: {error}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -66,11 +69,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def evaluate(paths: Sequence[str], labels_file: str | None = None, kinds: Sequence[str] | None = None,
-             names: Sequence[str] | None = None, seed: int = 1, only: str | None = None, goals_of: str = "forecast") -> dict:
-    """The content of evaluation.json. Raises CorpusError, TraceError, ReferenceMissing."""
+             names: Sequence[str] | None = None, seed: int = 1, only: str | None = None, goals_of: str = "forecast",
+             config_file: str | None = None) -> dict:
+    """The content of evaluation.json. Raises CorpusError, TraceError, ReferenceMissing, ConfigFileError."""
     if seed < 0:
         raise CorpusError("--seed", "seed", f"{seed} is negative", "give 0 or more")
-    detectors = _chosen(names)
+    detectors = _chosen(names, config_file)
     if goals_of != "forecast" and goals_of not in [detector.name for detector in detectors]:
         raise CorpusError("--goals", goals_of, "is none of the detectors",
                           f"use {', '.join(detector.name for detector in detectors)}")
@@ -96,8 +100,10 @@ def evaluate(paths: Sequence[str], labels_file: str | None = None, kinds: Sequen
             "runs": runs, "detectors": entries, "goals": reached(entries, goals_of)}
 
 
-def _chosen(names: Sequence[str] | None) -> list[Detector]:
+def _chosen(names: Sequence[str] | None, config_file: str | None) -> list[Detector]:
     detectors = all_detectors()
+    if config_file is not None:
+        detectors.insert(0, Configured(device_config.read(config_file)))
     known = [detector.name for detector in detectors]
     for name in names or ():
         if name not in known:

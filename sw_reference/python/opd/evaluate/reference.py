@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from opd.device_config import DeviceConfig
 from opd.evaluate.detector import Detector, Samples, Verdict, spread
 from opd.evaluate.limits import HEADROOMS
 from opd.registers import CONFIG_RESET, Format, Order
@@ -88,7 +89,7 @@ class _Reference(Detector):
         if "statistics" not in samples.derived:
             samples.derived["statistics"] = statistics(samples.trace)
         records, _ = module().run(**samples.derived["statistics"], config=config)
-        alarms = (records["risk"] >= CONFIG_RESET["risk_stable"]) & samples.finite
+        alarms = (records["risk"] >= config.get("risk_stable", CONFIG_RESET["risk_stable"])) & samples.finite
         return Verdict(samples.step, alarms, records["mode"])
 
 
@@ -136,3 +137,21 @@ class Published(_Reference):
         scale = CONFIG_RESET["z_threshold_desensitised"] / CONFIG_RESET["z_threshold"]
         return {**module().published_profile(), "published_order": int(self.order), "z_threshold": threshold,
                 "z_threshold_desensitised": threshold * scale}
+
+
+class Configured(_Reference):
+    """The device with the configuration of a file; nothing of it moves for the ROC."""
+    name = "configured"
+
+    def __init__(self, config: DeviceConfig):
+        like = Published("BEFORE") if config.profile == "published" else Forecast()
+        self.source = f"a device configuration file, profile {config.profile}"
+        self.settings = dict(config.fields)
+        self.config = config.settings()
+        self.unit = like.unit
+        self.threshold = config.value("z_threshold") if config.profile == "published" else config.value("jump_threshold") / 32
+        self.sweep = (self.threshold,)
+        self.samples_needed, self.operations, self.state_bits = like.samples_needed, like.operations, like.state_bits
+
+    def config_at(self, threshold: float) -> dict[str, float]:
+        return self.config
