@@ -589,7 +589,10 @@ def test_evaluation_html_is_self_contained_and_drawn(corpus, tmp_path):
     assert "layer<1>" not in page and "layer&lt;1&gt;" in page
     assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)=', page)
     for name in NAMES:
-        assert page.count(f"<td>{name}</td>") == 3 * 2 + 1
+        assert page.count(f"<td>{name}</td>") == 3 + 4 + 1  # figures of each split, of each class in it, cost
+        assert page.count(f'<th scope="col" class="up"><span>{name}</span></th>') == 1
+    assert page.count('<table class="goals">') == 3 and page.count('<tr class="none"><td>near-limit') == 1  # tuning has none
+    assert page.count('<td class="c ') == 5 * len(NAMES)
     if CHROMIUM is None:
         pytest.skip("no chromium: the page is not drawn")
     drawn = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000",

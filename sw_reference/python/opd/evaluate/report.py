@@ -8,9 +8,10 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from opd.evaluate.tables import absences
+from opd.evaluate.tables import CLASSES, REACHED, absences
 
 STYLE = Path(__file__).resolve().parents[1] / "report.css"
+OWN_STYLE = Path(__file__).with_name("evaluation.css")
 SCRIPT = Path(__file__).with_name("evaluation.js")
 # Okabe-Ito colours, which colour-blind readers can tell apart; the symbol tells detectors of one colour apart.
 COLOURS = ("#1f5fa6", "#86b4e0", "#d55e00", "#e69f00", "#009e73", "#5fc9a8", "#7b4fa3", "#cc79a7", "#7a8592", "#a61b1b",
@@ -58,19 +59,73 @@ def _quality(entries: Sequence[dict]) -> str:
     rows = []
     for entry in entries:
         rates = [_number(entry[f"false_alarms_{what}_per_1000"]) + _interval(entry[f"false_alarms_{what}_interval"])
-                 for what in ("healthy", "near_limit", "warm_up")]
+                 for what in ("healthy", "healthy_with_warm_up", "near_limit", "warm_up")]
         rows.append([_text(entry["name"]), _recall(entry), _steps(entry["lead_median"], entry["lead_median_interval"]),
                      _steps(entry["lead_p10"], entry["lead_p10_interval"]), *rates])
-    return _table(["detector", "#recall", "#lead, median", "#lead, p10", "#healthy", "#near-limit", "#warm-up"], rows)
+    return _table(["detector", "#recall", "#lead, median", "#lead, p10", "#healthy", "#healthy, with warm-up", "#near-limit",
+                   "#warm-up"], rows)
 
 
 def _by_class(entries: Sequence[dict]) -> str:
-    kinds = [kind for kind in entries[0]["recall_by_class"] if any(e["recall_by_class"][kind]["incidents"] for e in entries)]
+    """A table for each class with an incident."""
+    kinds = [kind for kind, figures in entries[0]["recall_by_class"].items() if figures["incidents"]]
     if not kinds:
         return '<p class="note">No run with an incident: there is no recall and no lead to report.</p>'
-    rows = [[_text(e["name"]), *(_recall(e["recall_by_class"][kind]) for kind in kinds),
-             f"{e['operators_detected']}/{e['operators']}"] for e in entries]
-    return _table(["detector", *("#" + _label(kind) for kind in kinds), "#operators that went non-finite"], rows)
+    tables = []
+    for kind in kinds:
+        rows = []
+        for entry in entries:
+            figures = entry["recall_by_class"][kind]
+            upstream = f"{figures['upstream_same_step_events']}/{figures['incidents']}"
+            rows.append([_text(entry["name"]), _recall(figures), _steps(figures["lead_median"], None),
+                         _steps(figures["lead_p10"], None), upstream + _interval(figures["upstream_same_step_interval"]),
+                         _number(figures["upstream_by_chance"])])
+        tables.append(f"<div><h3>{_label(kind)}</h3>"
+                      + _table(["detector", "#recall", "#median", "#p10", "#upstream", "#by chance"], rows) + "</div>")
+    operators = ", ".join(f"{_text(e['name'])} {e['operators_detected']}" for e in entries)
+    return (f'<div class="columns">{"".join(tables)}</div><p class="note">Upstream: incidents with an alarm of an earlier '
+            "operator in the same step; by chance: the share of steps long before the incident with one. "
+            f"Of the {entries[0]['operators']} operators that went non-finite in these runs, with an alarm standing: "
+            f"{operators}.</p>")
+
+
+def _goals(goals: Sequence[dict]) -> str:
+    """Nothing when the detector they are about was not evaluated."""
+    if not goals:
+        return ""
+    rows = []
+    for goal in goals:
+        whole = goal["measured"] is not None and goal["measured"] == int(goal["measured"]) and goal["sense"] == "at least"
+        measured = _steps(int(goal["measured"]), goal["interval"]) if whole and goal["goal"] >= 1 else (
+            _number(goal["measured"]) + _interval(goal["interval"]))
+        state = {True: "yes", False: "no", None: "none"}[goal["reached"]]
+        rows.append(f'<tr class="{state}"><td>{_text(goal["name"])}</td><td>{goal["sense"]} {goal["goal"]:g}</td>'
+                    f'<td class="n">{measured}</td><td>{REACHED[goal["reached"]]}</td></tr>')
+    return (f'<h3>Goals, held against {_text(goals[0]["detector"])}</h3><div class="wide"><table class="goals"><thead><tr>'
+            '<th scope="col">goal</th><th scope="col">wanted</th><th scope="col" class="n">measured</th>'
+            f'<th scope="col">reached</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
+
+
+def _matrix(runs: Sequence[dict]) -> str:
+    """Every run against every detector, class by class: the lead, or the false alarms where there is no incident."""
+    names = [said["name"] for said in runs[0]["detectors"]]
+    head = "".join(f'<th scope="col" class="up"><span>{_text(name)}</span></th>' for name in names)
+    body = "".join(f'<tr><td>{_text(run["name"])}</td><td>{_label(run["class"])}</td>'
+                   + "".join(_cell(said) for said in run["detectors"]) + "</tr>"
+                   for run in sorted(runs, key=lambda run: CLASSES.index(run["class"])))
+    return ('<div class="wide"><table class="matrix"><thead><tr><th scope="col">run</th><th scope="col">class</th>'
+            f"{head}</tr></thead><tbody>{body}</tbody></table></div>")
+
+
+def _cell(said: dict) -> str:
+    if said["lead_steps"] is not None:
+        upstream = '<span class="unit">&nbsp;u</span>' if said["upstream_same_step"] else ""
+        return f'<td class="c {"hit" if said["lead_steps"] else "miss"}">{said["lead_steps"]}{upstream}</td>'
+    probe_steps = said["probe_steps"] + said["warm_up_probe_steps"]
+    alarms = said["false_alarms"] + said["warm_up_false_alarms"]
+    if not alarms:
+        return '<td class="c calm">0</td>'
+    return f'<td class="c loud">{1000 * alarms / probe_steps:.3g}</td>'
 
 
 def _cost(entries: Sequence[dict]) -> str:
@@ -127,13 +182,14 @@ def write_page(file: Path, evaluation: dict) -> None:
         sections += [f"<section><h2>Split {_text(split)}</h2>", _quality(entries),
                      '<p class="note">Recall: first incidents with an alarm standing. Lead in training steps, a miss counts 0. '
                      "Healthy, near-limit, warm-up: false alarms per 1000 probe-steps.</p>",
-                     "<h3>Recall by class</h3>", _by_class(entries), *plots, "</section>"]
+                     _by_class(entries), *plots,
+                     _goals([goal for goal in evaluation["goals"] if goal["split"] == split]), "</section>"]
     first = [entry for entry in evaluation["detectors"] if entry["split"] == evaluation["detectors"][0]["split"]]
     absent = "".join(f"<li>{_text(sentence)}</li>" for sentence in absences(evaluation))
     count = len(evaluation["runs"])
     page = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>opd evaluation</title>',
-        f'<style>{STYLE.read_text(encoding="utf-8")}</style></head><body>',
+        f'<style>{STYLE.read_text(encoding="utf-8")}{OWN_STYLE.read_text(encoding="utf-8")}</style></head><body>',
         f'<h1>Detectors on {count} {"run" if count == 1 else "runs"}</h1>',
         f'<p class="sub">Definitions: docs/evaluation.md. Intervals are {100 * evaluation["confidence"]:g} %: exact '
         f'(Clopper-Pearson) for recall, bootstrap over runs for the rest, seed {evaluation["seed"]}; a figure of fewer than '
@@ -144,7 +200,10 @@ def write_page(file: Path, evaluation: dict) -> None:
         "<section><h2>Cost</h2>", _cost(first),
         '<p class="note">Per operator and per sample. State without the controller, which is the same for all; shifts and '
         "selections are not counted.</p></section>",
-        "<section><h2>Runs</h2>", _runs(evaluation["runs"]), "</section>",
+        "<section><h2>Runs</h2>", _matrix(evaluation["runs"]),
+        '<p class="note">Runs with an incident: lead in steps (0: a miss), u: an operator upstream raised an alarm in the same '
+        "step. The others: alarms per 1000 probe-steps, warm-up included.</p>",
+        _runs(evaluation["runs"]), "</section>",
         f'<script type="application/json" id="data">{json.dumps(figures).replace("<", chr(92) + "u003c")}</script>',
         f'<script>{get_plotlyjs()}</script><script>{SCRIPT.read_text(encoding="utf-8")}</script></body></html>\n']
     file.write_text("\n".join(page), encoding="utf-8")

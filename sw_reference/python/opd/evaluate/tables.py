@@ -4,7 +4,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opd.evaluate.corpus import CLEAN
+from opd.evaluate.metrics import INCIDENT_CLASSES
 
+CLASSES = (*CLEAN, *INCIDENT_CLASSES)
 REACHED = {True: "yes", False: "no", None: "no data"}
 _RATES = ("healthy", "healthy_with_warm_up", "near_limit", "warm_up")
 
@@ -39,7 +41,7 @@ def text(evaluation: dict) -> str:
                   *_by_class(entries),
                   *_goals([goal for goal in evaluation["goals"] if goal["split"] == split])]
     lines += ["cost, of an operator and of a sample", *_cost(evaluation["detectors"], evaluation["detectors"][0]["split"]), "",
-              "recall: first incidents with an alarm standing, exact 95 % interval; lead: median, steps, at most 128, a miss is 0;",
+              "recall: first incidents with an alarm standing, exact 95 % interval; lead: median, up to 128 steps, a miss 0;",
               "upstream: incidents with an alarm of an earlier operator in the same step; by chance: share of other steps so;",
               "/1k: false alarms per 1000 probe-steps after the first 32 samples (warm-up: in them); [] needs two runs."]
     return "\n".join([*lines, *absences(evaluation)])
@@ -67,7 +69,7 @@ def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[s
 
 
 def _order(item: tuple[str, int]) -> int:
-    return (*CLEAN, "gradual", "sudden", "injected", "data").index(item[0])
+    return CLASSES.index(item[0])
 
 
 def _quality(entries: Sequence[dict]) -> list[str]:
