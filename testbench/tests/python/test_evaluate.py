@@ -315,6 +315,13 @@ def test_figures_of_the_upstream_and_the_goals_by_hand():
     assert reached([entry], "another") == []
 
 
+def test_the_table_of_goals_in_the_documentation_is_that_of_the_code():
+    document = (ROOT / "docs" / "evaluation.md").read_text()
+    written = re.findall(r"^\| (.+?) \| (at least|at most) (\S+) \| `(.+?)` \|$", document, re.MULTILINE)
+    assert written == [(goal.name, goal.sense, f"{goal.value:g}",
+                        f"recall_by_class.{goal.kind}.{goal.key}" if goal.kind else goal.key) for goal in GOALS]
+
+
 # --- labels ----------------------------------------------------------------------------------------------------------------
 
 GOOD = '[runs.run]\nclass = "gradual"\nsplit = "tuning"\nfirst_bad_step = 200\nfirst_bad_op = "op1"\ndecided = "planted"\n'
