@@ -41,6 +41,7 @@ class Settings:
     depth: int = 4               # residual blocks; those of the second half work on 4x4 pixels
     width: int = 8               # channels
     norm: str = "batch"          # batch, none
+    bias: bool = True            # of convolutions that no norm follows
     input_scale: float = 1.0     # value of a white pixel: 1, 255 (raw 8-bit images), 4095 (raw 12-bit images)
     loss: str = "cross-entropy"  # cross-entropy, squared
 
@@ -53,8 +54,8 @@ class Settings:
 
 
 def convolution(settings: Settings, channels: int, stride: int = 1) -> nn.Conv2d:
-    """3x3, same size (stride 2: half of it); a bias where no norm follows that has one."""
-    return nn.Conv2d(channels, settings.width, 3, stride=stride, padding=1, bias=settings.norm == "none")
+    """3x3, same size (stride 2: half of it); a norm that follows has the bias."""
+    return nn.Conv2d(channels, settings.width, 3, stride=stride, padding=1, bias=settings.bias and settings.norm == "none")
 
 
 def norm(settings: Settings):
