@@ -118,6 +118,8 @@ def _matrix(runs: Sequence[dict]) -> str:
 
 
 def _cell(said: dict) -> str:
+    if not said["has_verdict"]:
+        return f'<td class="c {"calm" if said["lead_steps"] is None else "miss"}">&ndash;</td>'
     if said["lead_steps"] is not None:
         upstream = '<span class="unit">&nbsp;u</span>' if said["upstream_same_step"] else ""
         return f'<td class="c {"hit" if said["lead_steps"] else "miss"}">{said["lead_steps"]}{upstream}</td>'
@@ -202,7 +204,7 @@ def write_page(file: Path, evaluation: dict) -> None:
         "selections are not counted.</p></section>",
         "<section><h2>Runs</h2>", _matrix(evaluation["runs"]),
         '<p class="note">Runs with an incident: lead in steps (0: a miss), u: an operator upstream raised an alarm in the same '
-        "step. The others: alarms per 1000 probe-steps, warm-up included.</p>",
+        "step. The others: alarms per 1000 probe-steps, warm-up included. &ndash;: not enough samples for a verdict.</p>",
         _runs(evaluation["runs"]), "</section>",
         f'<script type="application/json" id="data">{json.dumps(figures).replace("<", chr(92) + "u003c")}</script>',
         f'<script>{get_plotlyjs()}</script><script>{SCRIPT.read_text(encoding="utf-8")}</script></body></html>\n']
