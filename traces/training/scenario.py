@@ -94,6 +94,7 @@ class Scenario:
     model: str
     expect: str
     seeds: dict[str, tuple[int, ...]]  # by split
+    seed_in_name: bool                 # of the runs; the only run of a scenario has the scenario's name
     training: Training
     model_settings: typing.Any
     incident: str = "forward"          # which non-finite values count as incident: of the forward pass, or gradients as well
@@ -102,9 +103,14 @@ class Scenario:
 
     @property
     def runs(self) -> list[tuple[str, str, int]]:
-        """Name of the run, split, seed. The only run of a scenario has the scenario's name; of several, the seed is added."""
-        seeds = [(split, seed) for split in SPLITS for seed in self.seeds.get(split, ())]
-        return [(self.name if len(seeds) == 1 else f"{self.name}-{seed}", split, seed) for split, seed in seeds]
+        """Name of the run, split, seed."""
+        return [(f"{self.name}-{seed}" if self.seed_in_name else self.name, split, seed)
+                for split in SPLITS for seed in self.seeds.get(split, ())]
+
+    def with_seeds(self, seeds: tuple[int, ...]) -> Scenario:
+        """The scenario with runs of these seeds, for tuning. Runs that it has already keep their names."""
+        own = {seed for split in SPLITS for seed in self.seeds.get(split, ())}
+        return dataclasses.replace(self, seeds={"tuning": seeds}, seed_in_name=self.seed_in_name or own != set(seeds))
 
     def changed(self, values: dict[str, str]) -> Scenario:
         """A copy with other settings, given as text. Raises InputError."""
@@ -164,7 +170,7 @@ def _scenario(name: str, table) -> Scenario:
             table[key] = float(value)
         elif type(value) is not types[key]:
             raise InputError(f"setting {key}: {value!r} is not a value of type {types[key].__name__}; correct it")
-    return Scenario(**fixed, seeds=seeds, incident=incident, training=_replace(Training(), table),
+    return Scenario(**fixed, seeds=seeds, seed_in_name=sum(map(len, seeds.values())) > 1, incident=incident, training=_replace(Training(), table),
                     model_settings=_replace(KINDS[model].settings(), table),
                     fault=None if fault is None else _table(Fault, "fault", fault),
                     raw=None if raw is None else _table(Raw, "raw", {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}))

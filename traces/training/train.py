@@ -22,7 +22,6 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 os.environ.setdefault("MKL_CBWR", "AVX2")
 
 import argparse
-import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -71,7 +70,7 @@ def chosen(options: argparse.Namespace) -> list[Scenario]:
             raise InputError(f"--scenario: {name} is unknown; use all, or one of {', '.join(known)}")
         scenario = known[name].changed(changes)
         if options.seed:
-            scenario = dataclasses.replace(scenario, seeds={"tuning": tuple(options.seed)})
+            scenario = scenario.with_seeds(tuple(options.seed))
         scenarios.append(scenario)
     return scenarios
 

@@ -204,8 +204,8 @@ def check_statistics(measure, format_name: str, columns) -> int:
         size, bits = {1: (1 << 8, torch.uint8), 2: (1 << 16, torch.uint16)}[dtype.itemsize]
         every = torch.arange(size, dtype=torch.int32).to(bits).view(dtype)
     normal = torch.randn(3, 5, 7, generator=generator).to(dtype)
-    cases = [every, normal, normal.permute(2, 0, 1), normal[:, ::2], torch.zeros(9).to(dtype), normal[0, 0, 0],
-             torch.full((4,), torch.nan).to(dtype)]
+    cases = [every, normal, normal.permute(2, 0, 1), normal[:, ::2], torch.zeros(9).to(dtype), torch.full((9,), -0.0).to(dtype),
+             normal[0, 0, 0], torch.full((4,), torch.nan).to(dtype)]
     compared = 0
     for case in cases:
         partials = measure(case, columns)
@@ -220,6 +220,7 @@ def check_statistics(measure, format_name: str, columns) -> int:
                 assert scale > 1e37 or abs(value - wanted[member]) <= 2e-6 * scale, (member, case.shape)
             else:
                 assert np.float32(value) == np.float32(wanted[member]), (member, case.shape)
+                assert not np.signbit(value), (member, case.shape)
             compared += 1
     assert compared == len(cases) * (2 if columns == statistics.CORE else 8)
     return compared

@@ -264,6 +264,8 @@ def test_statistics_are_those_of_a_replay():
     assert found["scale_log2"].tolist() == [[0, 10], [0, 9], [0, -1]]
     assert found["format"].tolist() == [0, 1] and found["element_count"].tolist() == [64, 1]
     assert learning_rate_changes(trace).tolist() == [False, False, True]  # 1.2 is no change, 2 / 1.2 is
+    trace.max_abs[:] = -0.0
+    assert not arguments_of(trace)["max_mag"].any()  # the sign of a zero is no magnitude
 
 
 @needs_reference

@@ -73,8 +73,13 @@ def _core_cpu(tensor: Tensor, largest: float) -> np.ndarray:
     low, high = torch.aminmax(tensor)
     low, high = low.item(), high.item()
     if math.isfinite(low) and math.isfinite(high):
-        return np.array(((max(-low, high), 0.0),))
+        return np.array(((_magnitude(low, high), 0.0),))
     return measure_generic(tensor, largest, 0.0, CORE).numpy()
+
+
+def _magnitude(low: float, high: float) -> float:
+    """Largest magnitude of a range; +0 for a range of zeros, whatever their sign."""
+    return abs(max(-low, high))
 
 
 def _full_cpu(tensor: Tensor, largest: float, normal: float) -> np.ndarray:
@@ -84,7 +89,7 @@ def _full_cpu(tensor: Tensor, largest: float, normal: float) -> np.ndarray:
     if not (math.isfinite(low) and math.isfinite(high)):
         return measure_generic(tensor, largest, normal, FULL).numpy()
     count = tensor.numel()
-    largest_seen = max(-low, high)
+    largest_seen = _magnitude(low, high)
     magnitude = tensor.abs()
     smallest = magnitude.min().item()
     zero = saturated = subnormal = 0

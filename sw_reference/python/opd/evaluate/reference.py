@@ -57,7 +57,7 @@ def statistics(trace: Trace) -> dict[str, np.ndarray]:
     max_mag = np.empty(trace.max_abs.shape, np.uint32)
     for op, probe in enumerate(trace.probes):
         dtype = FORMATS[probe.format].numpy
-        max_mag[:, op] = trace.max_abs[:, op].astype(dtype).view(f"<u{dtype.itemsize}")
+        max_mag[:, op] = np.abs(trace.max_abs[:, op]).astype(dtype).view(f"<u{dtype.itemsize}")
     scale_log2 = np.zeros(trace.max_abs.shape, np.int8)
     if trace.loss_scale is not None:
         gradients = [op for op, probe in enumerate(trace.probes) if probe.kind == "gradient"]
