@@ -1,4 +1,4 @@
-"""Device configuration files (docs/formats.md "Device configuration"): what `opd replay --config` takes and `opd calibrate` writes.
+"""Device configuration files: `opd replay --config` takes them, `opd calibrate` writes them (docs/formats.md).
 
 The same rules as testbench/config_file.cpp. Everything here is plain JSON; nothing is computed.
 """

@@ -37,6 +37,7 @@ def calibrate(healthy: Sequence[Subject], near_limit: Sequence[Subject], rate: f
     calibration = {
         "false_alarms_per_1000_wanted": rate, "kinds": sorted(kinds) if kinds else None, "seed": seed, "confidence": CONFIDENCE,
         "promised": decides["promised"], "probe_steps": int(evidence.probe_steps.sum()),
+        "probe_steps_not_judged": sum(_chosen(subject, kinds) - int(subject.judged.sum()) for subject in healthy),
         "runs": [{"name": subject.run.trace.name, "file": subject.run.file.name, "class": subject.run.label.kind,
                   "split": subject.run.label.split, "steps": len(subject.run.trace.step),
                   "probe_steps": int(subject.judged.sum()), "replay_alarms": alarms}
@@ -65,8 +66,7 @@ def _engine(proposal: Proposal, thresholds: dict, evidence: Evidence, near_limit
         "flags_not_used": [flag.name for flag in proposal.unused],
         "thresholds_set_by_samples": proposal.bound,
         "alarms": total.alarms, "alarms_per_1000": per_1000(counts),
-        "alarms_by_flag": {flag.name: int(evidence.counts({flag: settings}).sum())
-                           for flag, settings in proposal.flags().items()},
+        "raised_by_flag": {flag.name: evidence.raised(flag, settings) for flag, (settings, _) in proposal.flags().items()},
         "alarms_by_run": [count.alarms for count in counts],
         "upper_bound_samples_per_1000": upper["samples"], "upper_bound_runs_per_1000": upper["runs"],
         "leave_one_out": left_out,
@@ -107,6 +107,11 @@ def _doubts(proposal: Proposal, total: Count, upper: dict, left_out: dict | None
             reasons.append(f"set without it, the run that is left out has {left_out['alarms_per_1000']:.3g} on average: "
                            "the runs differ; give more of them")
     return reasons
+
+
+def _chosen(subject: Subject, kinds: Sequence[str] | None) -> int:
+    """Samples of operators of the chosen kinds."""
+    return len(subject.judged) * sum(kinds is None or probe.kind in kinds for probe in subject.run.trace.probes)
 
 
 def _gradient_norm(healthy: Sequence[Subject]) -> dict:

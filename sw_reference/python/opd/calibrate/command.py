@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def chosen_runs(paths: Sequence[str], labels_file: str | None, split: str | None,
                 assume_healthy: bool) -> tuple[list[Run], list[Run], int]:
-    """Healthy runs, near-limit runs, and how many others of folders and splits were left out. Raises CorpusError, TraceError."""
+    """Healthy runs, near-limit runs, and how many others were left out. Raises CorpusError, TraceError."""
     folders = [Path(path) for path in paths if Path(path).is_dir()]
     known: dict[Path | None, dict] = {None: {}}
     healthy, near_limit, left_out, names = [], [], 0, {}

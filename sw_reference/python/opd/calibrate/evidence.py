@@ -1,6 +1,7 @@
 """Traces and what the device raises on them, computed by the C++ reference.
 
-An alarm is that of docs/metrics.md: a risk of at least RISK.STABLE, until the operator's first non-finite value. Warm-up counts.
+An alarm is that of docs/metrics.md: a risk of at least RISK.STABLE, until the operator's first non-finite value. The warm-up
+counts like the rest.
 """
 from __future__ import annotations
 
@@ -59,16 +60,28 @@ class Evidence:
         self._raised: dict[tuple[Flag, Settings], np.ndarray] = {}
         self._counts: dict[frozenset, np.ndarray] = {}
 
-    def counts(self, flags: Mapping[Flag, Settings]) -> np.ndarray:
-        """Samples of each run at which one of the flags is raised, each under its own settings: int64 [N]."""
+    def counts(self, flags: Mapping[Flag, tuple[Settings, int]]) -> np.ndarray:
+        """Samples of each run at which the weights of the raised flags reach RISK.STABLE: int64 [N]. flags: for each that has a
+        weight, the settings it depends on and that weight."""
         key = frozenset(flags.items())
         if key not in self._counts:
-            union = np.zeros((self._size + 7) // 8, np.uint8)
-            for item in flags.items():
-                union |= self._samples(*item)
-            raised = np.unpackbits(union, count=self._size)
-            self._counts[key] = np.add.reduceat(raised, self._starts, dtype=np.int64)
+            stable = CONFIG_RESET["risk_stable"]
+            alone = np.zeros((self._size + 7) // 8, np.uint8)
+            for flag, (settings, weight) in flags.items():
+                if weight >= stable:
+                    alone |= self._samples(flag, settings)
+            alarms = np.unpackbits(alone, count=self._size)
+            together = [(flag, *item) for flag, item in flags.items() if item[1] < stable]
+            if sum(weight for *_, weight in together) >= stable:
+                risk = sum(np.int32(weight) * np.unpackbits(self._samples(flag, settings), count=self._size)
+                           for flag, settings, weight in together)
+                alarms |= risk >= stable
+            self._counts[key] = np.add.reduceat(alarms, self._starts, dtype=np.int64)
         return self._counts[key]
+
+    def raised(self, flag: Flag, settings: Settings) -> int:
+        """Judged samples at which the flag is raised."""
+        return int(np.unpackbits(self._samples(flag, settings), count=self._size).sum())
 
     def _samples(self, flag: Flag, settings: Settings) -> np.ndarray:
         """Judged samples at which the flag is raised, as packed bits."""

@@ -40,7 +40,8 @@ class Threshold:
     def fields(self, position: int) -> dict[str, float]:
         value = self.value(position)
         scale = value / CONFIG_RESET[self.field]
-        following = {name: register_value(name, min(CONFIG_RESET[name] * scale, CONFIG_RANGE[name][1])) for name in self.follows}
+        following = {name: register_value(name, min(CONFIG_RESET[name] * scale, CONFIG_RANGE[name][1]))
+                     for name in self.follows}
         return {self.field: value, **following}
 
     def _code(self, value: float) -> int:
@@ -91,7 +92,7 @@ ENGINES = {
         Horizon(Flag.FORECAST, "forecast_shift", 6, CONFIG_RESET["forecast_headroom"])),
     "published": Engine(
         "published", "published_alpha", tuple(alpha(window) for window in (32, 64, 128, 256, 512)),
-        # D2 speaks only in the upper half of a format, where the formats of up to 16 bits have no finer step than the reset value.
+        # D2 speaks only in the upper half of a format, where those of up to 16 bits have no finer step than its reset value.
         (Threshold(Flag.D2, "weight_d2", "d2_threshold", CONFIG_RESET["d2_threshold"], 2.0 ** 127, "operand", 3,
                    ("d2_threshold_desensitised",)),
          Threshold(Flag.Z, "weight_z", "z_threshold", 1.0, 32768.0, "sd", 6, ("z_threshold_desensitised",)))),

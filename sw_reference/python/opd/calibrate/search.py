@@ -1,7 +1,4 @@
-"""The most sensitive settings of an engine that keep a wanted rate of false alarms (docs/calibration.md "Method").
-
-Flags whose weight alone reaches RISK.STABLE raise the alarm by themselves, so the alarms are the union of their samples.
-"""
+"""The most sensitive settings of an engine that keep a wanted rate of false alarms (docs/calibration.md "Method")."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -10,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from opd.calibrate.bounds import allowed, over_runs
-from opd.calibrate.evidence import Evidence, settings_of
+from opd.calibrate.evidence import Evidence, Settings, settings_of
 from opd.calibrate.fields import Engine, Threshold
 from opd.evaluate.metrics import Count
 from opd.registers import CONFIG_RANGE, CONFIG_RESET, PROFILES, Flag
@@ -36,8 +33,7 @@ class Proposal:
     @property
     def unused(self) -> list[Flag]:
         """Flags that do not keep the rate: their weight is 0."""
-        every = [threshold.flag for threshold in self.engine.thresholds] + [flag for flag, _ in self.engine.plain]
-        return [flag for flag in every if flag not in self.position and flag not in self.plain]
+        return [flag for flag, _ in self._searched() if flag not in self.position and flag not in self.plain]
 
     def threshold_fields(self, threshold: Threshold, position: int, horizon: int | None) -> dict[str, float]:
         fields = {self.engine.window: self.window, **threshold.fields(position)}
@@ -45,13 +41,16 @@ class Proposal:
             fields[self.engine.horizon.field] = CONFIG_RESET[self.engine.horizon.field] if horizon is None else horizon
         return fields
 
-    def flags(self) -> dict[Flag, tuple]:
-        """What raises an alarm, with the settings it depends on."""
-        found = {flag: () for flag in self.plain}
+    def flags(self) -> dict[Flag, tuple[Settings, int]]:
+        """What adds to the risk: the settings that each flag depends on, and its weight."""
+        weights = self._profile_weights()
+        found = {flag: ((), weights[flag]) for flag in self.plain}
         for threshold in self.engine.thresholds:
             if threshold.flag in self.position:
                 fields = self.threshold_fields(threshold, self.position[threshold.flag], self.horizon)
-                found[threshold.flag] = settings_of(fields)
+                found[threshold.flag] = (settings_of(fields), weights[threshold.flag])
+        searched = {flag for flag, _ in self._searched()}
+        found |= {flag: ((), weight) for flag, weight in weights.items() if weight and flag not in searched}
         return found
 
     def fields(self) -> dict[str, float]:
@@ -68,9 +67,17 @@ class Proposal:
 
     def weights(self) -> dict[str, int]:
         """Weights of the engine's flags in its own profile: 0 for those that are not used."""
+        weights = self._profile_weights()
+        return {field: 0 if flag in self.unused else weights[flag] for flag, field in self._searched()}
+
+    def _searched(self) -> list[tuple[Flag, str]]:
+        """Flags of the table with the field of their weight."""
+        return [(threshold.flag, threshold.weight) for threshold in self.engine.thresholds] + list(self.engine.plain)
+
+    def _profile_weights(self) -> dict[Flag, int]:
+        """Of every flag in the engine's profile; status flags have none. Samples with NONFINITE are not judged."""
         profile = {**CONFIG_RESET, **PROFILES[self.engine.name]}
-        every = [(threshold.flag, threshold.weight) for threshold in self.engine.thresholds] + list(self.engine.plain)
-        return {weight: 0 if flag in self.unused else profile[weight] for flag, weight in every}
+        return {flag: profile.get(f"weight_{flag.name.lower()}", 0) for flag in Flag if flag is not Flag.NONFINITE}
 
 
 class Search:

@@ -9,15 +9,16 @@ from opd.registers import CONFIG_RESET, PROFILES
 
 
 def text(config: DeviceConfig, left_out: int) -> str:
-    """What a calibration proposes and how sure that is. left_out: runs of folders that are neither healthy nor near-limit."""
+    """What a calibration proposes and how sure that is. left_out: traces of folders or other splits that were not used."""
     found = config.calibration
     rate = found["false_alarms_per_1000_wanted"]
     runs = found["runs"]
     lines = [f"wanted: at most {rate:g} false alarms per 1000 probe-steps, warm-up included",
              f"healthy: {_count(len(runs), 'run')}, {sum(run['steps'] for run in runs):,} steps, "
-             f"{found['probe_steps']:,} probe-steps before a non-finite value" +
-             (f" of {', '.join(found['kinds'])}" if found["kinds"] else "") +
-             (f"; {left_out} others left out" if left_out else "")]
+             f"{found['probe_steps']:,} probe-steps" + (f" of {', '.join(found['kinds'])}" if found["kinds"] else "") +
+             (f" ({found['probe_steps_not_judged']:,} from an operator's first non-finite value on are not judged)"
+              if found["probe_steps_not_judged"] else "") +
+             (f"; {_count(left_out, 'trace')} left out" if left_out else "")]
     for name, engine in found["engines"].items():
         lines += ["", f"engine {name}" + (" (decides)" if name == config.profile else "")]
         lines += _fields(name, engine) + _certainty(engine, rate)
@@ -25,11 +26,13 @@ def text(config: DeviceConfig, left_out: int) -> str:
     decides = found["engines"][config.profile]
     lines.append("")
     if found["promised"]:
-        lines.append(f"PROMISED: at most {rate:g} per 1000 probe-steps, {found['confidence'] * 100:g} % sure, for runs like these")
+        lines.append(f"PROMISED: at most {rate:g} per 1000 probe-steps, {found['confidence'] * 100:g} % sure, for runs like "
+                     "these")
     else:
         lines.append(f"NOT PROMISED: the runs cannot show a rate of {rate:g} per 1000 probe-steps")
         lines += [f"  {reason}" for reason in decides["not_promised_because"]]
-    lines.append(f"on these runs opd replay counts {sum(run['replay_alarms'] for run in runs)} alarms with this file")
+    lines.append(f"on these runs opd replay counts {sum(run['replay_alarms'] for run in runs)} alarms with this file" +
+                 (", operators of every kind together" if found["kinds"] else ""))
     return "\n".join(lines)
 
 
@@ -43,8 +46,9 @@ def _fields(name: str, engine: dict) -> list[str]:
 
 
 def _certainty(engine: dict, rate: float) -> list[str]:
-    flags = ", ".join(f"{flag} {alarms}" for flag, alarms in engine["alarms_by_flag"].items())
-    lines = [f"  alarms: {engine['alarms']}, {engine['alarms_per_1000']:.3g} per 1000" + (f" ({flags})" if flags else "")]
+    flags = ", ".join(f"{flag} {alarms}" for flag, alarms in engine["raised_by_flag"].items())
+    lines = [f"  alarms: {engine['alarms']}, {engine['alarms_per_1000']:.3g} per 1000" +
+             (f" (samples with the flag: {flags})" if flags else "")]
     for flag in engine["flags_not_used"]:
         lines.append(f"  {flag} cannot be brought to {rate:g} per 1000: its weight is 0")
     upper = engine["upper_bound_runs_per_1000"]
@@ -60,7 +64,8 @@ def _certainty(engine: dict, rate: float) -> list[str]:
                      f"in {bad} of {len(left['alarms_by_run'])} runs")
     near = engine["near_limit"]
     if near["runs"]:
-        lines.append(f"  near-limit: {sum(run['alarms'] for run in near['runs'])} alarms in {_count(len(near['runs']), 'run')}, "
+        alarms = sum(run["alarms"] for run in near["runs"])
+        lines.append(f"  near-limit: {alarms} alarms in {_count(len(near['runs']), 'run')}, "
                      f"{near['alarms_per_1000']:.3g} per 1000 (not part of the rate)")
     return lines
 
@@ -82,5 +87,5 @@ def _count(number: int, what: str) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [("  " + row[0].ljust(widths[0]) + "  " + "  ".join(cell.rjust(width) for cell, width in zip(row[1:3], widths[1:3])) +
-             "  " + row[3]).rstrip() for row in rows]
+    return ["  ".join(("", row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3])).rstrip()
+            for row in rows]
