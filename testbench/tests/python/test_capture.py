@@ -259,7 +259,7 @@ def test_statistics_kernel():
     result = subprocess.run([sys.executable, "-c", "import test_capture; print(test_capture.check_kernel())"], env=environment,
                             capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) == 5 * 7 * (2 + 8)
+    assert int(result.stdout) == 5 * 8 * (2 + 8)
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
