@@ -20,6 +20,7 @@ from opd.evaluate.corpus import CorpusError, Label, Run, find_traces, load, read
 from opd.evaluate.detector import Detector, Samples
 from opd.evaluate.figures import clopper_pearson, per_1000, quantile, quantile_interval, rate_interval, summarise
 from opd.evaluate.goals import GOALS, reached
+from opd.evaluate.limits import NonfiniteOnly
 from opd.evaluate.metrics import Count, Upstream, assess, event_step, first_incident, first_nonfinite
 from opd.evaluate.reference import ReferenceMissing, module
 from opd.evaluate.tables import per_run, text
@@ -146,9 +147,10 @@ def test_upstream_counts_alarms_and_no_nonfinite_values():
     # Gradient 0 is non-finite in the step of the incident: its sample is no alarm, whatever its finite elements were.
     trace = planted_trace(300, [(200, 0)], [(200, 0), (200, 1)], label="sudden", kinds=["gradient", "activation"])
     assert result_of(trace).upstream == Upstream(None, None, 0.0)
+    assert assess(NonfiniteOnly(), run_of(trace), Samples.of(trace)).upstream == Upstream(None, None, 0.0)
     assert result_of(planted_trace(300, label="data")).upstream is None  # no incident
     # By chance: of the samples from 32 on that are more than 128 steps before, here 32..71, four have an upstream alarm.
-    alarms = [(0, 0), (31, 0), (32, 0), (40, 1), (40, 0), (50, 0), (71, 1), (72, 0), (199, 0)]
+    alarms = [(0, 0), (31, 0), (32, 0), (40, 1), (40, 0), (50, 0), (71, 1), (72, 0), (199, 0), (60, 2)]
     trace = planted_trace(300, alarms, [(200, 2)], probes=3, label="sudden")
     assert result_of(trace).upstream == Upstream(None, None, 4 / 40)
     early = planted_trace(300, [(100, 0)], [(100, 1)], label="sudden")
@@ -313,6 +315,10 @@ def test_figures_of_the_upstream_and_the_goals_by_hand():
     assert [goal["split"] for goal in goals] == ["tuning"] * 6 + ["held-out"] * 6
     assert all(goal["reached"] is None and goal["measured"] is None for goal in goals[6:])
     assert reached([entry], "another") == []
+    edge = summarise(Planted(), [result_of(planted_trace(1032, [(s, s % 2) for s in (500, 501, 502, 503, 504, 505)],
+                                                         name="n1", label="near-limit"))], "tuning", 1)
+    near_limit = reached([edge], "planted")[4]
+    assert near_limit["measured"] == near_limit["goal"] == 3 and near_limit["reached"]  # at most: the goal itself is reached
 
 
 def test_the_table_of_goals_in_the_documentation_is_that_of_the_code():
