@@ -37,6 +37,8 @@ module opd_forecast_engine (
   logic signed [20:0] projection;      // d * 2^forecast_shift
   logic signed [20:0] distance;        // 4*h * 2^n, 1/128 bit
   logic [10:0]        jump_threshold;  // j, 1/32 bit
+  logic signed [14:0] forecast_below;  // headroom below which FORECAST and JUMP may be raised,
+  logic signed [14:0] jump_below;      // 1/32 bit; an operand under a loss scale has its own
 
   always_comb begin
     limit          = '0;
@@ -49,6 +51,8 @@ module opd_forecast_engine (
     projection     = '0;
     distance       = '0;
     jump_threshold = '0;
+    forecast_below = '0;
+    jump_below     = '0;
     state_o        = '0;
     forecast_o     = 1'b0;
     critical_o     = 1'b0;
@@ -73,6 +77,13 @@ module opd_forecast_engine (
       projection     = 21'(deviation) <<< cfg_i.forecast_shift;
       distance       = 21'($signed({headroom, 2'b00}));
       jump_threshold = 11'(cfg_i.jump_threshold);
+      if (scale_log2_i == '0) begin
+        forecast_below = 15'(cfg_i.forecast_headroom);
+        jump_below     = 15'(cfg_i.jump_headroom);
+      end else begin
+        forecast_below = 15'(cfg_i.forecast_headroom_scaled);
+        jump_below     = 15'(cfg_i.jump_headroom_scaled);
+      end
       if (desensitised_i) begin
         distance       = distance <<< cfg_i.desensitise_horizon;
         jump_threshold = jump_threshold + 11'(cfg_i.desensitise_jump);
@@ -81,10 +92,9 @@ module opd_forecast_engine (
       if (usable_i) begin
         // The new average lies between the old one and the target: 17 bits hold it.
         state_o.baseline = age_i == '0 ? target : 17'(19'(state_i.baseline) + correction);
-        forecast_o = headroom < 15'($signed({1'b0, cfg_i.forecast_headroom})) &&
-                     projection > distance;
+        forecast_o = headroom < forecast_below && projection > distance;
         critical_o = headroom <= 15'($signed({1'b0, cfg_i.critical_headroom}));
-        jump_o     = age_i >= cfg_i.jump_min_samples &&
+        jump_o     = headroom < jump_below && age_i >= cfg_i.jump_min_samples &&
                      deviation > 18'($signed({1'b0, jump_threshold, 2'b00}));
       end
     end

@@ -39,9 +39,9 @@ package opd_reg_pkg;
   typedef enum logic [3:0] {
     FlagZ = 4'd0,  // z-score over its threshold (published engine)
     FlagD2 = 4'd1,  // second difference over its threshold (published engine)
-    FlagForecast = 4'd2,  // at the present rate the format's limit is about 30 steps away
+    FlagForecast = 4'd2,  // at the present rate the format's limit is less than about 60 steps away
     FlagCritical = 4'd3,  // headroom at or below CRITICAL.HEADROOM
-    FlagJump = 4'd4,  // deviation from the baseline over JUMP.THRESHOLD
+    FlagJump = 4'd4,  // deviation from the baseline over JUMP.THRESHOLD, towards a limit that is near
     FlagNonfinite = 4'd5,  // at least one element is Inf or NaN
     FlagSaturated = 4'd6,  // at least one element sits at the format's largest finite value
     FlagWarmup = 4'd7,  // status, not an alarm: fewer than BASELINE.WARMUP_SAMPLES samples in the baseline
@@ -80,9 +80,12 @@ package opd_reg_pkg;
     logic [7:0] weight_forecast;
     logic [7:0] weight_d2;
     logic [7:0] weight_z;
+    logic [13:0] jump_headroom_scaled;
+    logic [13:0] jump_headroom;
     logic [7:0] jump_min_samples;
     logic [9:0] jump_threshold;
     logic [9:0] critical_headroom;
+    logic [9:0] forecast_headroom_scaled;
     logic [1:0] forecast_shift;
     logic [9:0] forecast_headroom;
     logic [7:0] baseline_warmup_samples;
@@ -124,10 +127,13 @@ package opd_reg_pkg;
     weight_forecast: 8'd128,
     weight_d2: 8'd0,
     weight_z: 8'd0,
+    jump_headroom_scaled: 14'd0,
+    jump_headroom: 14'd256,
     jump_min_samples: 8'd16,
     jump_threshold: 10'd96,
     critical_headroom: 10'd32,
-    forecast_shift: 2'd1,
+    forecast_headroom_scaled: 10'd20,
+    forecast_shift: 2'd2,
     forecast_headroom: 10'd128,
     baseline_warmup_samples: 8'd16,
     baseline_reseed_run: 8'd16,
@@ -161,6 +167,7 @@ package opd_reg_pkg;
         12'h124: access_is_legal = 1'b1;  // FORECAST
         12'h128: access_is_legal = 1'b1;  // CRITICAL
         12'h12C: access_is_legal = 1'b1;  // JUMP
+        12'h130: access_is_legal = 1'b1;  // JUMP_HEADROOM
         12'h140: access_is_legal = 1'b1;  // WEIGHT_LOW
         12'h144: access_is_legal = 1'b1;  // WEIGHT_HIGH
         12'h150: access_is_legal = data[7:0] >= 8'd1 && data[15:8] >= 8'd1;  // RISK
@@ -223,6 +230,7 @@ package opd_reg_pkg;
         12'h124: access_is_legal = 1'b1;  // FORECAST
         12'h128: access_is_legal = 1'b1;  // CRITICAL
         12'h12C: access_is_legal = 1'b1;  // JUMP
+        12'h130: access_is_legal = 1'b1;  // JUMP_HEADROOM
         12'h140: access_is_legal = 1'b1;  // WEIGHT_LOW
         12'h144: access_is_legal = 1'b1;  // WEIGHT_HIGH
         12'h150: access_is_legal = 1'b1;  // RISK

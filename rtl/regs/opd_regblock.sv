@@ -147,6 +147,7 @@ module opd_regblock (
           12'h124: begin  // FORECAST
             cfg_q.forecast_headroom <= data_i[9:0];
             cfg_q.forecast_shift <= data_i[17:16];
+            cfg_q.forecast_headroom_scaled <= data_i[29:20];
           end
           12'h128: begin  // CRITICAL
             cfg_q.critical_headroom <= data_i[9:0];
@@ -154,6 +155,10 @@ module opd_regblock (
           12'h12C: begin  // JUMP
             cfg_q.jump_threshold <= data_i[9:0];
             cfg_q.jump_min_samples <= data_i[23:16];
+          end
+          12'h130: begin  // JUMP_HEADROOM
+            cfg_q.jump_headroom <= data_i[13:0];
+            cfg_q.jump_headroom_scaled <= data_i[29:16];
           end
           12'h140: begin  // WEIGHT_LOW
             cfg_q.weight_z <= data_i[7:0];
@@ -378,6 +383,7 @@ module opd_regblock (
         12'h124: begin  // FORECAST
           data_o[9:0] = cfg_q.forecast_headroom;
           data_o[17:16] = cfg_q.forecast_shift;
+          data_o[29:20] = cfg_q.forecast_headroom_scaled;
         end
         12'h128: begin  // CRITICAL
           data_o[9:0] = cfg_q.critical_headroom;
@@ -385,6 +391,10 @@ module opd_regblock (
         12'h12C: begin  // JUMP
           data_o[9:0] = cfg_q.jump_threshold;
           data_o[23:16] = cfg_q.jump_min_samples;
+        end
+        12'h130: begin  // JUMP_HEADROOM
+          data_o[13:0] = cfg_q.jump_headroom;
+          data_o[29:16] = cfg_q.jump_headroom_scaled;
         end
         12'h140: begin  // WEIGHT_LOW
           data_o[7:0] = cfg_q.weight_z;

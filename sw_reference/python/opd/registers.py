@@ -40,9 +40,9 @@ class Order(IntEnum):
 class Flag(IntEnum):
     Z = 0  # z-score over its threshold (published engine)
     D2 = 1  # second difference over its threshold (published engine)
-    FORECAST = 2  # at the present rate the format's limit is about 30 steps away
+    FORECAST = 2  # at the present rate the format's limit is less than about 60 steps away
     CRITICAL = 3  # headroom at or below CRITICAL.HEADROOM
-    JUMP = 4  # deviation from the baseline over JUMP.THRESHOLD
+    JUMP = 4  # deviation from the baseline over JUMP.THRESHOLD, towards a limit that is near
     NONFINITE = 5  # at least one element is Inf or NaN
     SATURATED = 6  # at least one element sits at the format's largest finite value
     WARMUP = 7  # status, not an alarm: fewer than BASELINE.WARMUP_SAMPLES samples in the baseline
@@ -61,10 +61,13 @@ CONFIG_RESET = {
     "baseline_reseed_run": 16,
     "baseline_warmup_samples": 16,
     "forecast_headroom": 128,
-    "forecast_shift": 1,
+    "forecast_shift": 2,
+    "forecast_headroom_scaled": 20,
     "critical_headroom": 32,
     "jump_threshold": 96,
     "jump_min_samples": 16,
+    "jump_headroom": 256,
+    "jump_headroom_scaled": 0,
     "weight_z": 0,
     "weight_d2": 0,
     "weight_forecast": 128,
@@ -107,9 +110,12 @@ CONFIG_RANGE = {
     "baseline_warmup_samples": (0, 255),
     "forecast_headroom": (0, 1023),
     "forecast_shift": (0, 3),
+    "forecast_headroom_scaled": (0, 1023),
     "critical_headroom": (0, 1023),
     "jump_threshold": (0, 1023),
     "jump_min_samples": (0, 255),
+    "jump_headroom": (0, 16383),
+    "jump_headroom_scaled": (0, 16383),
     "weight_z": (0, 255),
     "weight_d2": (0, 255),
     "weight_forecast": (0, 255),

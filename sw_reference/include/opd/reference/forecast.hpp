@@ -49,13 +49,18 @@ OPD_HOST_DEVICE constexpr std::uint16_t forecast_step(const OpDescriptor& descri
       limit_of(config, descriptor.format) - x;  // the scale is not taken out
   const std::int32_t jump = config.jump_threshold + (desensitised ? config.desensitise_jump : 0);
   const int horizon = desensitised ? config.desensitise_horizon : 0;
+  const bool scaled = descriptor.scale_log2 != 0;
+  const std::int32_t forecast_headroom =
+      scaled ? config.forecast_headroom_scaled : config.forecast_headroom;
+  const std::int32_t jump_headroom = scaled ? config.jump_headroom_scaled : config.jump_headroom;
 
   unsigned flags = 0;
-  if (headroom < config.forecast_headroom &&
+  if (headroom < forecast_headroom &&
       deviation * (1 << config.forecast_shift) > 4 * headroom * (1 << horizon))
     flags |= bit_of(Flag::kForecast);
   if (headroom <= config.critical_headroom) flags |= bit_of(Flag::kCritical);
-  if (age >= config.jump_min_samples && deviation > 4 * jump) flags |= bit_of(Flag::kJump);
+  if (headroom < jump_headroom && age >= config.jump_min_samples && deviation > 4 * jump)
+    flags |= bit_of(Flag::kJump);
 
   // Arithmetic shift: rounds half up, so the baseline stalls only within 1/16 bit of the sample.
   const std::int32_t half = 1 << (config.baseline_shift - 1);

@@ -51,9 +51,9 @@ inline constexpr std::array<std::string_view, 2> kOrderNames = {"BEFORE", "AFTER
 enum class Flag : std::uint8_t {
   kZ = 0,  ///< z-score over its threshold (published engine)
   kD2 = 1,  ///< second difference over its threshold (published engine)
-  kForecast = 2,  ///< at the present rate the format's limit is about 30 steps away
+  kForecast = 2,  ///< at the present rate the format's limit is less than about 60 steps away
   kCritical = 3,  ///< headroom at or below CRITICAL.HEADROOM
-  kJump = 4,  ///< deviation from the baseline over JUMP.THRESHOLD
+  kJump = 4,  ///< deviation from the baseline over JUMP.THRESHOLD, towards a limit that is near
   kNonfinite = 5,  ///< at least one element is Inf or NaN
   kSaturated = 6,  ///< at least one element sits at the format's largest finite value
   kWarmup = 7,  ///< status, not an alarm: fewer than BASELINE.WARMUP_SAMPLES samples in the baseline
@@ -73,10 +73,13 @@ struct Config {
   std::uint8_t baseline_reseed_run = 16;  ///< BASELINE.RESEED_RUN: Consecutive non-finite samples after which the baseline is re-seeded; 0 = never.
   std::uint8_t baseline_warmup_samples = 16;  ///< BASELINE.WARMUP_SAMPLES: Samples before WARMUP is lowered.
   std::uint16_t forecast_headroom = 128;  ///< FORECAST.HEADROOM: Headroom below which a forecast is made, in 1/32 bit.
-  std::uint8_t forecast_shift = 1;  ///< FORECAST.SHIFT: Horizon: the deviation is multiplied by 2^SHIFT.
+  std::uint8_t forecast_shift = 2;  ///< FORECAST.SHIFT: Horizon: the deviation is multiplied by 2^SHIFT.
+  std::uint16_t forecast_headroom_scaled = 20;  ///< FORECAST.HEADROOM_SCALED: As HEADROOM, of an operand under a loss scale.
   std::uint16_t critical_headroom = 32;  ///< CRITICAL.HEADROOM: In 1/32 bit.
   std::uint16_t jump_threshold = 96;  ///< JUMP.THRESHOLD: In 1/32 bit.
   std::uint8_t jump_min_samples = 16;  ///< JUMP.MIN_SAMPLES: Samples the baseline must hold.
+  std::uint16_t jump_headroom = 256;  ///< JUMP_HEADROOM.HEADROOM: Of an operand without a loss scale.
+  std::uint16_t jump_headroom_scaled = 0;  ///< JUMP_HEADROOM.HEADROOM_SCALED: Of an operand under a loss scale.
   std::uint8_t weight_z = 0;  ///< WEIGHT_LOW.Z: Weight of flag Z.
   std::uint8_t weight_d2 = 0;  ///< WEIGHT_LOW.D2: Weight of flag D2.
   std::uint8_t weight_forecast = 128;  ///< WEIGHT_LOW.FORECAST: Weight of flag FORECAST.
@@ -124,7 +127,7 @@ struct ConfigField {
   void (*set)(Config&, std::int32_t);
 };
 
-inline constexpr std::array<ConfigField, 41> kConfigFields = {{
+inline constexpr std::array<ConfigField, 44> kConfigFields = {{
     {"limit_fp16", "LIMIT_FP16.VALUE", 0x100, 0, 14, true, false, -8192, 8191, 0,
      [](const Config& c) { return static_cast<std::int32_t>(c.limit_fp16); },
      [](Config& c, std::int32_t v) { c.limit_fp16 = static_cast<std::int16_t>(v); }},
@@ -155,101 +158,110 @@ inline constexpr std::array<ConfigField, 41> kConfigFields = {{
     {"forecast_shift", "FORECAST.SHIFT", 0x124, 16, 2, false, false, 0, 3, 100,
      [](const Config& c) { return static_cast<std::int32_t>(c.forecast_shift); },
      [](Config& c, std::int32_t v) { c.forecast_shift = static_cast<std::uint8_t>(v); }},
-    {"critical_headroom", "CRITICAL.HEADROOM", 0x128, 0, 10, false, false, 0, 1023, 102,
+    {"forecast_headroom_scaled", "FORECAST.HEADROOM_SCALED", 0x124, 20, 10, false, false, 0, 1023, 102,
+     [](const Config& c) { return static_cast<std::int32_t>(c.forecast_headroom_scaled); },
+     [](Config& c, std::int32_t v) { c.forecast_headroom_scaled = static_cast<std::uint16_t>(v); }},
+    {"critical_headroom", "CRITICAL.HEADROOM", 0x128, 0, 10, false, false, 0, 1023, 112,
      [](const Config& c) { return static_cast<std::int32_t>(c.critical_headroom); },
      [](Config& c, std::int32_t v) { c.critical_headroom = static_cast<std::uint16_t>(v); }},
-    {"jump_threshold", "JUMP.THRESHOLD", 0x12C, 0, 10, false, false, 0, 1023, 112,
+    {"jump_threshold", "JUMP.THRESHOLD", 0x12C, 0, 10, false, false, 0, 1023, 122,
      [](const Config& c) { return static_cast<std::int32_t>(c.jump_threshold); },
      [](Config& c, std::int32_t v) { c.jump_threshold = static_cast<std::uint16_t>(v); }},
-    {"jump_min_samples", "JUMP.MIN_SAMPLES", 0x12C, 16, 8, false, false, 0, 255, 122,
+    {"jump_min_samples", "JUMP.MIN_SAMPLES", 0x12C, 16, 8, false, false, 0, 255, 132,
      [](const Config& c) { return static_cast<std::int32_t>(c.jump_min_samples); },
      [](Config& c, std::int32_t v) { c.jump_min_samples = static_cast<std::uint8_t>(v); }},
-    {"weight_z", "WEIGHT_LOW.Z", 0x140, 0, 8, false, false, 0, 255, 130,
+    {"jump_headroom", "JUMP_HEADROOM.HEADROOM", 0x130, 0, 14, false, false, 0, 16383, 140,
+     [](const Config& c) { return static_cast<std::int32_t>(c.jump_headroom); },
+     [](Config& c, std::int32_t v) { c.jump_headroom = static_cast<std::uint16_t>(v); }},
+    {"jump_headroom_scaled", "JUMP_HEADROOM.HEADROOM_SCALED", 0x130, 16, 14, false, false, 0, 16383, 154,
+     [](const Config& c) { return static_cast<std::int32_t>(c.jump_headroom_scaled); },
+     [](Config& c, std::int32_t v) { c.jump_headroom_scaled = static_cast<std::uint16_t>(v); }},
+    {"weight_z", "WEIGHT_LOW.Z", 0x140, 0, 8, false, false, 0, 255, 168,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_z); },
      [](Config& c, std::int32_t v) { c.weight_z = static_cast<std::uint8_t>(v); }},
-    {"weight_d2", "WEIGHT_LOW.D2", 0x140, 8, 8, false, false, 0, 255, 138,
+    {"weight_d2", "WEIGHT_LOW.D2", 0x140, 8, 8, false, false, 0, 255, 176,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_d2); },
      [](Config& c, std::int32_t v) { c.weight_d2 = static_cast<std::uint8_t>(v); }},
-    {"weight_forecast", "WEIGHT_LOW.FORECAST", 0x140, 16, 8, false, false, 0, 255, 146,
+    {"weight_forecast", "WEIGHT_LOW.FORECAST", 0x140, 16, 8, false, false, 0, 255, 184,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_forecast); },
      [](Config& c, std::int32_t v) { c.weight_forecast = static_cast<std::uint8_t>(v); }},
-    {"weight_critical", "WEIGHT_LOW.CRITICAL", 0x140, 24, 8, false, false, 0, 255, 154,
+    {"weight_critical", "WEIGHT_LOW.CRITICAL", 0x140, 24, 8, false, false, 0, 255, 192,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_critical); },
      [](Config& c, std::int32_t v) { c.weight_critical = static_cast<std::uint8_t>(v); }},
-    {"weight_jump", "WEIGHT_HIGH.JUMP", 0x144, 0, 8, false, false, 0, 255, 162,
+    {"weight_jump", "WEIGHT_HIGH.JUMP", 0x144, 0, 8, false, false, 0, 255, 200,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_jump); },
      [](Config& c, std::int32_t v) { c.weight_jump = static_cast<std::uint8_t>(v); }},
-    {"weight_nonfinite", "WEIGHT_HIGH.NONFINITE", 0x144, 8, 8, false, false, 0, 255, 170,
+    {"weight_nonfinite", "WEIGHT_HIGH.NONFINITE", 0x144, 8, 8, false, false, 0, 255, 208,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_nonfinite); },
      [](Config& c, std::int32_t v) { c.weight_nonfinite = static_cast<std::uint8_t>(v); }},
-    {"weight_saturated", "WEIGHT_HIGH.SATURATED", 0x144, 16, 8, false, false, 0, 255, 178,
+    {"weight_saturated", "WEIGHT_HIGH.SATURATED", 0x144, 16, 8, false, false, 0, 255, 216,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_saturated); },
      [](Config& c, std::int32_t v) { c.weight_saturated = static_cast<std::uint8_t>(v); }},
-    {"weight_warmup", "WEIGHT_HIGH.WARMUP", 0x144, 24, 8, false, false, 0, 255, 186,
+    {"weight_warmup", "WEIGHT_HIGH.WARMUP", 0x144, 24, 8, false, false, 0, 255, 224,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_warmup); },
      [](Config& c, std::int32_t v) { c.weight_warmup = static_cast<std::uint8_t>(v); }},
-    {"risk_stable", "RISK.STABLE", 0x150, 0, 8, false, false, 1, 255, 194,
+    {"risk_stable", "RISK.STABLE", 0x150, 0, 8, false, false, 1, 255, 232,
      [](const Config& c) { return static_cast<std::int32_t>(c.risk_stable); },
      [](Config& c, std::int32_t v) { c.risk_stable = static_cast<std::uint8_t>(v); }},
-    {"risk_safe", "RISK.SAFE", 0x150, 8, 8, false, false, 1, 255, 202,
+    {"risk_safe", "RISK.SAFE", 0x150, 8, 8, false, false, 1, 255, 240,
      [](const Config& c) { return static_cast<std::int32_t>(c.risk_safe); },
      [](Config& c, std::int32_t v) { c.risk_safe = static_cast<std::uint8_t>(v); }},
-    {"quiet_steps", "TIMERS.QUIET_STEPS", 0x154, 0, 8, false, false, 1, 255, 210,
+    {"quiet_steps", "TIMERS.QUIET_STEPS", 0x154, 0, 8, false, false, 1, 255, 248,
      [](const Config& c) { return static_cast<std::int32_t>(c.quiet_steps); },
      [](Config& c, std::int32_t v) { c.quiet_steps = static_cast<std::uint8_t>(v); }},
-    {"safe_steps", "TIMERS.SAFE_STEPS", 0x154, 8, 8, false, false, 1, 255, 218,
+    {"safe_steps", "TIMERS.SAFE_STEPS", 0x154, 8, 8, false, false, 1, 255, 256,
      [](const Config& c) { return static_cast<std::int32_t>(c.safe_steps); },
      [](Config& c, std::int32_t v) { c.safe_steps = static_cast<std::uint8_t>(v); }},
-    {"desensitise_steps", "DESENSITISE.STEPS", 0x158, 0, 8, false, false, 0, 255, 226,
+    {"desensitise_steps", "DESENSITISE.STEPS", 0x158, 0, 8, false, false, 0, 255, 264,
      [](const Config& c) { return static_cast<std::int32_t>(c.desensitise_steps); },
      [](Config& c, std::int32_t v) { c.desensitise_steps = static_cast<std::uint8_t>(v); }},
-    {"desensitise_jump", "DESENSITISE.JUMP", 0x158, 8, 10, false, false, 0, 1023, 234,
+    {"desensitise_jump", "DESENSITISE.JUMP", 0x158, 8, 10, false, false, 0, 1023, 272,
      [](const Config& c) { return static_cast<std::int32_t>(c.desensitise_jump); },
      [](Config& c, std::int32_t v) { c.desensitise_jump = static_cast<std::uint16_t>(v); }},
-    {"desensitise_horizon", "DESENSITISE.HORIZON", 0x158, 20, 2, false, false, 0, 3, 244,
+    {"desensitise_horizon", "DESENSITISE.HORIZON", 0x158, 20, 2, false, false, 0, 3, 282,
      [](const Config& c) { return static_cast<std::int32_t>(c.desensitise_horizon); },
      [](Config& c, std::int32_t v) { c.desensitise_horizon = static_cast<std::uint8_t>(v); }},
-    {"published_order", "PUBLISHED.ORDER", 0x160, 0, 1, false, false, 0, 1, 246,
+    {"published_order", "PUBLISHED.ORDER", 0x160, 0, 1, false, false, 0, 1, 284,
      [](const Config& c) { return static_cast<std::int32_t>(c.published_order); },
      [](Config& c, std::int32_t v) { c.published_order = static_cast<std::uint8_t>(v); }},
-    {"published_d2_floor_shift", "PUBLISHED.D2_FLOOR_SHIFT", 0x160, 4, 3, false, false, 0, 7, 247,
+    {"published_d2_floor_shift", "PUBLISHED.D2_FLOOR_SHIFT", 0x160, 4, 3, false, false, 0, 7, 285,
      [](const Config& c) { return static_cast<std::int32_t>(c.published_d2_floor_shift); },
      [](Config& c, std::int32_t v) { c.published_d2_floor_shift = static_cast<std::uint8_t>(v); }},
-    {"published_min_samples", "PUBLISHED.MIN_SAMPLES", 0x160, 8, 8, false, false, 0, 255, 250,
+    {"published_min_samples", "PUBLISHED.MIN_SAMPLES", 0x160, 8, 8, false, false, 0, 255, 288,
      [](const Config& c) { return static_cast<std::int32_t>(c.published_min_samples); },
      [](Config& c, std::int32_t v) { c.published_min_samples = static_cast<std::uint8_t>(v); }},
-    {"published_alpha", "PUBLISHED_ALPHA.VALUE", 0x164, 0, 32, false, true, 8388608, 1065353216, 258,
+    {"published_alpha", "PUBLISHED_ALPHA.VALUE", 0x164, 0, 32, false, true, 8388608, 1065353216, 296,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.published_alpha); },
      [](Config& c, std::int32_t v) { c.published_alpha = std::bit_cast<float>(v); }},
-    {"z_threshold", "Z_THRESHOLD.VALUE", 0x168, 0, 32, false, true, 0, 1191182336, 290,
+    {"z_threshold", "Z_THRESHOLD.VALUE", 0x168, 0, 32, false, true, 0, 1191182336, 328,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.z_threshold); },
      [](Config& c, std::int32_t v) { c.z_threshold = std::bit_cast<float>(v); }},
-    {"z_threshold_desensitised", "Z_THRESHOLD_DESENSITISED.VALUE", 0x16C, 0, 32, false, true, 0, 1191182336, 322,
+    {"z_threshold_desensitised", "Z_THRESHOLD_DESENSITISED.VALUE", 0x16C, 0, 32, false, true, 0, 1191182336, 360,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.z_threshold_desensitised); },
      [](Config& c, std::int32_t v) { c.z_threshold_desensitised = std::bit_cast<float>(v); }},
-    {"d2_threshold", "D2_THRESHOLD.VALUE", 0x170, 0, 32, false, true, 0, 2139095039, 354,
+    {"d2_threshold", "D2_THRESHOLD.VALUE", 0x170, 0, 32, false, true, 0, 2139095039, 392,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.d2_threshold); },
      [](Config& c, std::int32_t v) { c.d2_threshold = std::bit_cast<float>(v); }},
-    {"d2_threshold_desensitised", "D2_THRESHOLD_DESENSITISED.VALUE", 0x174, 0, 32, false, true, 0, 2139095039, 386,
+    {"d2_threshold_desensitised", "D2_THRESHOLD_DESENSITISED.VALUE", 0x174, 0, 32, false, true, 0, 2139095039, 424,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.d2_threshold_desensitised); },
      [](Config& c, std::int32_t v) { c.d2_threshold_desensitised = std::bit_cast<float>(v); }},
-    {"variance_floor", "VARIANCE_FLOOR.VALUE", 0x178, 0, 32, false, true, 0, 2139095039, 418,
+    {"variance_floor", "VARIANCE_FLOOR.VALUE", 0x178, 0, 32, false, true, 0, 2139095039, 456,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.variance_floor); },
      [](Config& c, std::int32_t v) { c.variance_floor = std::bit_cast<float>(v); }},
-    {"hint_loss_scale_shift", "HINT_SETTING.LOSS_SCALE_SHIFT", 0x180, 0, 8, true, false, -128, 127, 450,
+    {"hint_loss_scale_shift", "HINT_SETTING.LOSS_SCALE_SHIFT", 0x180, 0, 8, true, false, -128, 127, 488,
      [](const Config& c) { return static_cast<std::int32_t>(c.hint_loss_scale_shift); },
      [](Config& c, std::int32_t v) { c.hint_loss_scale_shift = static_cast<std::int8_t>(v); }},
-    {"hint_clip_shift", "HINT_SETTING.CLIP_SHIFT", 0x180, 8, 8, true, false, -128, 127, 458,
+    {"hint_clip_shift", "HINT_SETTING.CLIP_SHIFT", 0x180, 8, 8, true, false, -128, 127, 496,
      [](const Config& c) { return static_cast<std::int32_t>(c.hint_clip_shift); },
      [](Config& c, std::int32_t v) { c.hint_clip_shift = static_cast<std::int8_t>(v); }},
-    {"hint_learning_rate_factor", "HINT_LEARNING_RATE_SETTING.FACTOR", 0x184, 0, 17, false, false, 0, 65536, 466,
+    {"hint_learning_rate_factor", "HINT_LEARNING_RATE_SETTING.FACTOR", 0x184, 0, 17, false, false, 0, 65536, 504,
      [](const Config& c) { return static_cast<std::int32_t>(c.hint_learning_rate_factor); },
      [](Config& c, std::int32_t v) { c.hint_learning_rate_factor = static_cast<std::uint32_t>(v); }},
-    {"control_enable", "CONTROL.ENABLE", 0x190, 0, 1, false, false, 0, 1, 483,
+    {"control_enable", "CONTROL.ENABLE", 0x190, 0, 1, false, false, 0, 1, 521,
      [](const Config& c) { return static_cast<std::int32_t>(c.control_enable); },
      [](Config& c, std::int32_t v) { c.control_enable = static_cast<std::uint8_t>(v); }},
 }};
-inline constexpr unsigned kConfigPackedBits = 484;
+inline constexpr unsigned kConfigPackedBits = 522;
 
 /// A risk profile: named values of some fields; the others keep their reset values.
 struct ProfileSetting {
@@ -277,7 +289,7 @@ struct Register {
   std::uint32_t reset;
 };
 
-inline constexpr std::array<Register, 60> kRegisters = {{
+inline constexpr std::array<Register, 61> kRegisters = {{
     {"ID", 0x000, 0xFFFFFFFF, 0x00000000, 0x00000000, 0x00000000, 0x6F706400},
     {"VERSION", 0x004, 0xFFFFFFFF, 0x00000000, 0x00000000, 0x00000000, 0x00010000},
     {"CAPABILITY_OPS", 0x008, 0x0001FFFF, 0x00000000, 0x00000000, 0x0001FFFF, 0x00000000},
@@ -320,9 +332,10 @@ inline constexpr std::array<Register, 60> kRegisters = {{
     {"LIMIT_E5M2", 0x10C, 0x00003FFF, 0x00003FFF, 0x00000000, 0x00000000, 0x000001FA},
     {"LIMIT_FP32", 0x110, 0x00003FFF, 0x00003FFF, 0x00000000, 0x00000000, 0x00001000},
     {"BASELINE", 0x120, 0x00FFFF0F, 0x00FFFF0F, 0x00000000, 0x00000000, 0x00101004},
-    {"FORECAST", 0x124, 0x000303FF, 0x000303FF, 0x00000000, 0x00000000, 0x00010080},
+    {"FORECAST", 0x124, 0x3FF303FF, 0x3FF303FF, 0x00000000, 0x00000000, 0x01420080},
     {"CRITICAL", 0x128, 0x000003FF, 0x000003FF, 0x00000000, 0x00000000, 0x00000020},
     {"JUMP", 0x12C, 0x00FF03FF, 0x00FF03FF, 0x00000000, 0x00000000, 0x00100060},
+    {"JUMP_HEADROOM", 0x130, 0x3FFF3FFF, 0x3FFF3FFF, 0x00000000, 0x00000000, 0x00000100},
     {"WEIGHT_LOW", 0x140, 0xFFFFFFFF, 0xFFFFFFFF, 0x00000000, 0x00000000, 0x40800000},
     {"WEIGHT_HIGH", 0x144, 0xFFFFFFFF, 0xFFFFFFFF, 0x00000000, 0x00000000, 0x0080FF80},
     {"RISK", 0x150, 0x0000FFFF, 0x0000FFFF, 0x00000000, 0x00000000, 0x0000FF80},
@@ -352,7 +365,7 @@ struct RegisterField {
   std::int64_t maximum;
 };
 
-inline constexpr std::array<RegisterField, 107> kRegisterFields = {{
+inline constexpr std::array<RegisterField, 110> kRegisterFields = {{
     {"ID.VALUE", 0x000, 0, 32, false, false, 0, 4294967295},
     {"VERSION.MINOR", 0x004, 0, 16, false, false, 0, 65535},
     {"VERSION.MAJOR", 0x004, 16, 16, false, false, 0, 65535},
@@ -429,9 +442,12 @@ inline constexpr std::array<RegisterField, 107> kRegisterFields = {{
     {"BASELINE.WARMUP_SAMPLES", 0x120, 16, 8, false, true, 0, 255},
     {"FORECAST.HEADROOM", 0x124, 0, 10, false, true, 0, 1023},
     {"FORECAST.SHIFT", 0x124, 16, 2, false, true, 0, 3},
+    {"FORECAST.HEADROOM_SCALED", 0x124, 20, 10, false, true, 0, 1023},
     {"CRITICAL.HEADROOM", 0x128, 0, 10, false, true, 0, 1023},
     {"JUMP.THRESHOLD", 0x12C, 0, 10, false, true, 0, 1023},
     {"JUMP.MIN_SAMPLES", 0x12C, 16, 8, false, true, 0, 255},
+    {"JUMP_HEADROOM.HEADROOM", 0x130, 0, 14, false, true, 0, 16383},
+    {"JUMP_HEADROOM.HEADROOM_SCALED", 0x130, 16, 14, false, true, 0, 16383},
     {"WEIGHT_LOW.Z", 0x140, 0, 8, false, true, 0, 255},
     {"WEIGHT_LOW.D2", 0x140, 8, 8, false, true, 0, 255},
     {"WEIGHT_LOW.FORECAST", 0x140, 16, 8, false, true, 0, 255},
@@ -506,9 +522,10 @@ inline constexpr std::uint16_t kLimitE4m3 = 0x108;  ///< As LIMIT_FP16, for E4M3
 inline constexpr std::uint16_t kLimitE5m2 = 0x10C;  ///< As LIMIT_FP16, for E5M2.
 inline constexpr std::uint16_t kLimitFp32 = 0x110;  ///< As LIMIT_FP16, for FP32.
 inline constexpr std::uint16_t kBaseline = 0x120;  ///< Exponential moving average of x.
-inline constexpr std::uint16_t kForecast = 0x124;  ///< FORECAST when headroom < HEADROOM and (deviation << SHIFT) > headroom.
+inline constexpr std::uint16_t kForecast = 0x124;  ///< FORECAST when headroom < HEADROOM (HEADROOM_SCALED of an operand under a loss scale) and (deviation << SHIFT) > headroom.
 inline constexpr std::uint16_t kCritical = 0x128;  ///< CRITICAL when headroom <= HEADROOM.
-inline constexpr std::uint16_t kJump = 0x12C;  ///< JUMP when deviation > THRESHOLD and the baseline holds at least MIN_SAMPLES.
+inline constexpr std::uint16_t kJump = 0x12C;  ///< JUMP when deviation > THRESHOLD, headroom < JUMP_HEADROOM and the baseline holds at least MIN_SAMPLES.
+inline constexpr std::uint16_t kJumpHeadroom = 0x130;  ///< Headroom below which JUMP may be raised, in 1/32 bit. 0: never; 16383: always.
 inline constexpr std::uint16_t kWeightLow = 0x140;  ///< Risk is the saturating sum of the weights of the raised flags.
 inline constexpr std::uint16_t kWeightHigh = 0x144;  ///< As WEIGHT_LOW.
 inline constexpr std::uint16_t kRisk = 0x150;  ///< Risk at which an operator is moved down.

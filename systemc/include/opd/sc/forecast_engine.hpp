@@ -27,13 +27,20 @@ inline std::uint16_t forecast_engine(const Config& config, const Sample& sample,
   const std::int32_t jump =
       config.jump_threshold + (sample.desensitised ? config.desensitise_jump : 0);
 
+  // An operand under a loss scale lives near its limit: it has headrooms of its own.
+  const bool under_scale = sample.descriptor.scale_log2 != 0;
+  const std::int32_t near_forecast =
+      under_scale ? config.forecast_headroom_scaled : config.forecast_headroom;
+  const std::int32_t near_jump = under_scale ? config.jump_headroom_scaled : config.jump_headroom;
+
   unsigned flags = 0;
-  if (headroom < config.forecast_headroom &&
+  if (headroom < near_forecast &&
       (deviation << config.forecast_shift) > (kGuard * headroom << shorter)) {
     flags |= flag_bit(Flag::kForecast);
   }
   if (headroom <= config.critical_headroom) flags |= flag_bit(Flag::kCritical);
-  if (sample.age >= config.jump_min_samples && deviation > kGuard * jump) {
+  if (headroom < near_jump && sample.age >= config.jump_min_samples &&
+      deviation > kGuard * jump) {
     flags |= flag_bit(Flag::kJump);
   }
 
