@@ -60,15 +60,15 @@ def subject_of(trace: Trace, kinds=None) -> Subject:
     return Subject.of(Run(Path(f"{trace.name}.safetensors"), trace, label), kinds)
 
 
-def walks(seed: int, runs: int, steps: int, probes: int, scale=0.3) -> list[Trace]:
-    """Random walks of log2 magnitudes around 2^-3 that are drawn back, in FP16."""
+def walks(seed: int, runs: int, steps: int, probes: int, scale=0.3, home=-3.0) -> list[Trace]:
+    """Random walks of log2 magnitudes around 2^home that are drawn back there, in FP16."""
     rng = np.random.default_rng(seed)
     traces = []
     for run in range(runs):
-        level, rows = np.full(probes, -3.0), []
+        level, rows = np.full(probes, home), []
         for noise in rng.standard_t(4, size=(steps, probes)):
-            level = 0.97 * (level + 3) - 3 + scale * noise
-            rows.append(np.float16(np.clip(2.0 ** level, 2.0 ** -13, 60000)))
+            level = np.clip(0.97 * (level - home) + home + scale * noise, -13, 15.8)
+            rows.append(np.float16(2.0 ** level))
         traces.append(trace_of(np.array(rows), f"walk{run}"))
     return traces
 
@@ -239,9 +239,10 @@ def test_the_z_threshold_lies_right_above_the_scores_of_the_reference():
 
 @needs_reference
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(strategies.integers(0, 1 << 30), strategies.floats(0.5, 200), strategies.sampled_from([0.05, 0.3, 1.0]))
-def test_proposals_keep_the_rate_and_nothing_can_be_more_sensitive(seed, rate, scale):
-    evidence = Evidence([subject_of(trace) for trace in walks(seed, 3, 80, 3, scale)])
+@given(strategies.integers(0, 1 << 30), strategies.floats(0.5, 200), strategies.sampled_from([0.05, 0.3, 1.0]),
+       strategies.sampled_from([-3.0, 8.0, 12.0]))
+def test_proposals_keep_the_rate_and_nothing_can_be_more_sensitive(seed, rate, scale, home):
+    evidence = Evidence([subject_of(trace) for trace in walks(seed, 3, 80, 3, scale, home)])
     search = Search(evidence, range(3), rate, 1)
     for engine in ENGINES.values():
         proposal = search.fit(engine, CONFIG_RESET[engine.window])
@@ -253,11 +254,43 @@ def test_proposals_keep_the_rate_and_nothing_can_be_more_sensitive(seed, rate, s
             assert on_samples(alarms, proposal.bound, 720) <= rate * (1 + 1e-9)
             assert alarms == 0 or over_runs(counts, 1) <= rate
         for threshold in engine.thresholds:
-            position = proposal.position[threshold.flag]  # random walks never need a weight of 0
-            if position > 0:
+            position = proposal.position.get(threshold.flag)
+            if position is None:  # not even the least sensitive value keeps the rate
+                proposal.position[threshold.flag] = threshold.positions
+                assert not search.keeps(proposal), threshold.field
+                del proposal.position[threshold.flag]
+            elif position > 0:
                 proposal.position[threshold.flag] = position - 1
                 assert not search.keeps(proposal), threshold.field
                 proposal.position[threshold.flag] = position
+
+
+@needs_reference
+def test_a_flag_takes_the_alarms_that_others_leave():
+    """In 15 samples JUMP is never raised: FORECAST may use the alarms of both."""
+    search = Search(Evidence([subject_of(trace) for trace in walks(SEED, 12, 15, 6, 0.4, 11.0)]), range(12), 20.0, 1)
+    proposal = search.fit(FORECAST, 4)
+    assert proposal.position[Flag.JUMP] == 0 < proposal.position[Flag.FORECAST]
+    most = allowed(1080, 1, 20.0)
+    assert most == 13 and sum(count.alarms for count in search.counts(proposal)) > 2 * most / 3  # its share at first
+    proposal.position[Flag.FORECAST] -= 1
+    assert not search.keeps(proposal)
+
+
+@needs_reference
+def test_the_longest_horizon_that_leaves_the_gate_open_is_taken():
+    enough = int(HEADROOM.sensitive - FORECAST.horizon.enough)  # position of 4 bits
+    taken = set()
+    for scale in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8):
+        search = Search(Evidence([subject_of(trace) for trace in walks(SEED, 3, 200, 4, scale, 12.5)]), range(3), 5.0, 1)
+        proposal = search.fit(FORECAST, 4)
+        open_gate = proposal.position[Flag.FORECAST] <= enough
+        taken.add((proposal.horizon, open_gate))
+        for refused in range(proposal.horizon + 1 if open_gate else 0, FORECAST.horizon.longest - 4 + 1):
+            other = search.fit(FORECAST, 4)
+            other.horizon, other.position[Flag.FORECAST] = refused, enough
+            assert not search.keeps(other)
+    assert len(taken) > 2 and {True, False} == {open_gate for _, open_gate in taken}
 
 
 @needs_reference
