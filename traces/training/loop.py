@@ -44,11 +44,13 @@ def train(scenario: Scenario, name: str, seed: int, text: Text, file: Path, comm
     raw = {}
     if scenario.raw is not None:
         steps = scenario.raw.steps
-        raw = {"raw": scenario.raw.probes, "ring": scenario.raw.ring, "raw_steps": None if steps is None else range(steps[0], steps[1] + 1)}
+        raw = {"raw": scenario.raw.probes, "ring": scenario.raw.ring,
+               "raw_steps": None if steps is None else range(steps[0], steps[1] + 1)}
     logging.getLogger("opd.capture").setLevel(logging.ERROR)
     left = settings.after_incident
+    manifest = origin(scenario, seed, workload.source, command)
     with opd.capture(workload.model, path=file, optimizer=optimizer, probes=workload.probes, statistics="full", name=name,
-                     seed=seed, model_text=workload.text, manifest=origin(scenario, seed, workload.source, command), **raw) as capture:
+                     seed=seed, model_text=workload.text, manifest=manifest, **raw) as capture:
         for step in range(settings.steps):
             lr = settings.learning_rate(step)
             for group in optimizer.param_groups:
@@ -78,7 +80,8 @@ def train(scenario: Scenario, name: str, seed: int, text: Text, file: Path, comm
 
 
 def conclude(scenario: Scenario, file: Path) -> tuple[Trace, Class]:
-    """Puts the class into the trace and leaves out what the detectors do not read, so that many runs fit into a repository."""
+    """Puts the class into the trace; where no elements are kept, leaves out what the detectors do not read, so that many runs fit
+    into a repository."""
     trace = Trace.read(file)
     found = classify(trace, scenario.incident)
     fault = scenario.fault
@@ -89,10 +92,11 @@ def conclude(scenario: Scenario, file: Path) -> tuple[Trace, Class]:
                                     decided=f"{fault.text()}; {found.decided}")
     trace.label = found.name
     trace.manifest["label_reason"] = found.decided
-    for member in ("min_abs", "mean", "var", "subnormal", "zero"):
-        setattr(trace, member, None)
-    if not trace.saturated.any():
-        trace.saturated = None  # a count that is missing is 0
+    if scenario.raw is None:
+        for member in ("min_abs", "mean", "var", "subnormal", "zero"):
+            setattr(trace, member, None)
+        if not trace.saturated.any():
+            trace.saturated = None  # a count that is missing is 0
     trace.write(file)
     return trace, found
 

@@ -1,4 +1,4 @@
-"""Scenarios: what a run trains, with which settings, and what is done to it. One table of a TOML file each.
+"""Scenarios: what a run trains, with which settings, and what is done to it. One table of a TOML file each (scenarios/).
 
     [gpt-qk-overflow]
     why = "no 1/sqrt(d) on Q K^T and a learning rate 60 times the healthy one"
@@ -120,11 +120,28 @@ class Scenario:
             if kind is None:
                 raise InputError(f"setting {name} is unknown; use one of {', '.join(_setting_types(self.model))}")
             typed[name] = _from_text(name, text, kind)
-        return dataclasses.replace(self, training=_replace(self.training, typed), model_settings=_replace(self.model_settings, typed))
+        return dataclasses.replace(self, training=_replace(self.training, typed),
+                                   model_settings=_replace(self.model_settings, typed))
 
 
-def read_scenarios(file: Path) -> dict[str, Scenario]:
-    """The scenarios of a file by name. Raises InputError."""
+def read_scenarios(path: Path) -> dict[str, Scenario]:
+    """The scenarios of a file, or of all *.toml of a folder, by name. Raises InputError."""
+    scenarios = {}
+    for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
+        for name, scenario in _read_file(file).items():
+            if name in scenarios:
+                raise InputError(f"{file}: {name}: is the name of a scenario of another file too; give it a name of its own")
+            scenarios[name] = scenario
+    if not scenarios:
+        raise InputError(f"{path}: holds no scenario; name a file or a folder with *.toml")
+    names = [run for scenario in scenarios.values() for run, _, _ in scenario.runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{path}: the run {name} stands there twice; give each seed once")
+    return scenarios
+
+
+def _read_file(file: Path) -> dict[str, Scenario]:
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -137,10 +154,6 @@ def read_scenarios(file: Path) -> dict[str, Scenario]:
             scenarios[name] = _scenario(name, table)
         except ValueError as error:
             raise InputError(f"{file}: {name}: {error}") from None
-    names = [run for scenario in scenarios.values() for run, _, _ in scenario.runs]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{file}: the run {name} stands there twice; give each seed once")
     return scenarios
 
 
@@ -170,13 +183,14 @@ def _scenario(name: str, table) -> Scenario:
             table[key] = float(value)
         elif type(value) is not types[key]:
             raise InputError(f"setting {key}: {value!r} is not a value of type {types[key].__name__}; correct it")
-    return Scenario(**fixed, seeds=seeds, seed_in_name=sum(map(len, seeds.values())) > 1, incident=incident, training=_replace(Training(), table),
-                    model_settings=_replace(KINDS[model].settings(), table),
+    return Scenario(**fixed, seeds=seeds, seed_in_name=sum(map(len, seeds.values())) > 1, incident=incident,
+                    training=_replace(Training(), table), model_settings=_replace(KINDS[model].settings(), table),
                     fault=None if fault is None else _table(Fault, "fault", fault),
-                    raw=None if raw is None else _table(Raw, "raw", {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}))
+                    raw=None if raw is None else _table(Raw, "raw", raw))
 
 
 def _table(kind: type, key: str, values: dict):
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     known = [entry.name for entry in dataclasses.fields(kind)]
     for name in values:
         if name not in known:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Trains small models and writes a trace of each run: the corpus of labelled runs, or your own variants.
 
-    train.py --scenario all --out traces/corpus          the corpus
+    train.py --scenario all --out traces/corpus                                  the corpus
+    train.py --file captured.toml --scenario all --out traces/captured           the runs with raw elements
     train.py --scenario gpt-healthy --seed 7 --steps 100 --set lr=1e-2 --out out
 
 Real mixed precision: autocast("cpu") in FP16 with a GradScaler, or in BF16; optimizers on FP32 parameters. What overflows does
-so because of the settings in corpus.toml, or because of the fault that stands there. A run whose class is not the one that its
+so because of the settings in scenarios/, or because of the fault that stands there. A run whose class is not the one that its
 scenario expects is written all the same, and the exit status is 1.
 
 Deterministic: one thread, torch's deterministic algorithms, fixed seeds, code paths fixed to AVX2. The same torch and numpy
@@ -36,14 +37,16 @@ from opd.trace import TraceError
 from scenario import InputError, Scenario, read_scenarios
 from workloads.text import DataError, read_text
 
-SCENARIOS = HERE / "corpus.toml"
+SCENARIOS = HERE / "scenarios"
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", action="append", required=True, metavar="NAME", help="table of the file, or all; may be repeated")
+    parser.add_argument("--scenario", action="append", required=True, metavar="NAME",
+                        help="a table of the file, or all; may be repeated")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the traces, MANIFEST.json and labels.toml")
-    parser.add_argument("--file", default=SCENARIOS, type=Path, metavar="FILE", help="scenarios (default: corpus.toml)")
+    parser.add_argument("--file", default=SCENARIOS, type=Path, metavar="FILE|FOLDER",
+                        help="scenarios, a file or all *.toml of a folder (default: those of the corpus)")
     parser.add_argument("--seed", type=int, action="append", help="seed instead of those of the scenario; may be repeated")
     parser.add_argument("--steps", type=int, help="steps, instead of those of the scenario")
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="another setting; may be repeated")
@@ -55,6 +58,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def chosen(options: argparse.Namespace) -> list[Scenario]:
     """The scenarios asked for, with the changes asked for. Raises InputError."""
     known = read_scenarios(options.file)
+    for name in options.scenario:
+        if name not in (*known, "all"):
+            raise InputError(f"--scenario: {name} is unknown; use all, or one of {', '.join(known)}")
     names = list(known) if "all" in options.scenario else options.scenario
     changes = {}
     for setting in options.set:
@@ -66,8 +72,6 @@ def chosen(options: argparse.Namespace) -> list[Scenario]:
         changes["steps"] = str(options.steps)
     scenarios = []
     for name in names:
-        if name not in known:
-            raise InputError(f"--scenario: {name} is unknown; use all, or one of {', '.join(known)}")
         scenario = known[name].changed(changes)
         if options.seed:
             scenario = scenario.with_seeds(tuple(options.seed))
@@ -87,7 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
         except OSError as error:
             raise InputError(f"{folder}: --out: {error.strerror}; give a folder that can be written to") from None
         text = read_text(options.text)
-        changes = "".join(f" --set {setting}" for setting in options.set) + (f" --steps {options.steps}" if options.steps else "")
+        changes = "".join(f" --set {setting}" for setting in options.set)
+        changes += f" --steps {options.steps}" if options.steps else ""
         for scenario in scenarios:
             for name, split, seed in scenario.runs:
                 command = f"train.py --scenario {scenario.name} --seed {seed}{changes}{' --text FILE' if options.text else ''}"
@@ -97,7 +102,8 @@ def main(arguments: list[str] | None = None) -> int:
                 record(folder, file.name, trace, found, split)
                 as_expected = found.name == scenario.expect
                 unexpected += not as_expected
-                print(f"{file}: {found.name}{'' if as_expected else f', not {scenario.expect} as expected'}: {found.decided}", flush=True)
+                remark = "" if as_expected else f", not {scenario.expect} as expected"
+                print(f"{file}: {found.name}{remark}: {found.decided}", flush=True)
     except (InputError, DataError, CaptureError, TraceError, ValueError) as error:
         print(f"train: {error}", file=sys.stderr)
         return 2

@@ -1,13 +1,15 @@
-"""Training script, capture and the shipped traces: same seed, same bytes; hashes, labels and raw rows hold."""
+"""Training program, corpus and shipped traces: same seed, same bytes; hashes, labels, splits and raw rows hold."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +20,40 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/set
 ROOT = Path(__file__).resolve().parents[3]
 TRAINING = ROOT / "traces" / "training"
 CAPTURED = ROOT / "traces" / "captured"
+CORPUS = ROOT / "traces" / "corpus"
 sys.path[:0] = [str(TRAINING), str(ROOT / "sw_reference" / "python")]
 
-import capture as capture_module  # noqa: E402
-import train_gpt  # noqa: E402
-from capture import Capture, RawWindow, classify, elements_of, headroom  # noqa: E402
-from model import Gpt  # noqa: E402
+import faults  # noqa: E402
+import train  # noqa: E402
+from labels import classify, headroom  # noqa: E402
+from loop import HALF  # noqa: E402
+from opd.evaluate.corpus import read_labels  # noqa: E402
 from opd.trace import Probe, Trace  # noqa: E402
+from scenario import InputError, Training, read_scenarios  # noqa: E402
+from workloads import KINDS  # noqa: E402
+from workloads.operators import Float8Cast  # noqa: E402
+from workloads.text import DataError, read_text  # noqa: E402
 
 SHIPPED = ("healthy", "near_limit", "qk_overflow")
-SHORT = 6  # steps of a run made here
-STATISTICS = ("max_abs", "nonfinite", "saturated", "subnormal", "zero", "min_abs", "mean", "var")
+SHORT = 4  # steps of a run made here
 SERIES = ("loss", "grad_norm", "lr", "loss_scale")
+STATISTICS = ("max_abs", "nonfinite", "saturated", "subnormal", "zero", "min_abs", "mean", "var")
+SCENARIO = """
+[small]
+why = "a test"
+model = "gpt"
+expect = "healthy"
+tuning = [7]
+steps = 6
+layers = 1
+width = 16
+context = 8
+"""
 
 
-def run_script(*arguments: str) -> subprocess.CompletedProcess:
-    """The script in a process of its own, as a user runs it: its code paths are fixed before torch loads."""
-    command = [sys.executable, str(TRAINING / "train_gpt.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def run_program(*arguments) -> subprocess.CompletedProcess:
+    """The program in a process of its own, as a user runs it: its code paths are fixed before torch loads."""
+    return subprocess.run([sys.executable, TRAINING / "train.py", *map(str, arguments)], capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +62,18 @@ def text_file(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("text") / "text.txt"
     file.write_text("".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))), encoding="utf-8")
     return file
+
+
+@pytest.fixture
+def small(tmp_path, text_file):
+    """Runs a scenario, by default that of SCENARIO and what is added to it; returns exit status and folder."""
+    def run(addition: str = "", *arguments: str) -> tuple[int, Path]:
+        file = tmp_path / "scenario.toml"
+        file.write_text(SCENARIO + addition)
+        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        status = train.main(["--file", str(file), "--scenario", "all", "--text", str(text_file), "--out", str(out), *arguments])
+        return status, out
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -55,78 +85,117 @@ def shipped() -> dict[str, Trace]:
 
 
 def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path, text_file):
-    def arguments(folder: str, seed: int) -> list[str]:
-        return ["--run", "healthy", "--steps", str(SHORT), "--seed", str(seed), "--set", "raw_trigger=3",
-                "--text", str(text_file), "--out", str(tmp_path / folder)]
-
-    for folder in ("first", "second"):
-        result = run_script(*arguments(folder, 7))
+    file = tmp_path / "scenario.toml"
+    file.write_text(SCENARIO + 'raw = { probes = ["*.qk"], steps = [3, 4] }')
+    contents = []
+    for folder, seed in (("first", 7), ("second", 7), ("other", 8)):
+        result = run_program("--file", file, "--scenario", "small", "--seed", seed, "--text", text_file, "--out", tmp_path / folder)
         assert result.returncode == 0, result.stderr
-    assert train_gpt.main(arguments("other", 8)) == 0
-    first, second, other = ((tmp_path / folder / "healthy.safetensors").read_bytes() for folder in ("first", "second", "other"))
-    assert first == second
-    assert first != other
-    content = Trace.parse(first, "first")
-    assert content.step.tolist() == list(range(SHORT)) and content.raw_step.tolist() == [3, 4, 5]
-    assert not np.array_equal(content.max_abs, Trace.parse(other, "other").max_abs)
+        contents.append(next((tmp_path / folder).glob("*.safetensors")).read_bytes())
+    assert contents[0] == contents[1]
+    first, other = Trace.parse(contents[0], "first"), Trace.parse(contents[2], "other")
+    assert first.name == "small" and other.name == "small-8"
+    assert first.step.tolist() == list(range(6)) and first.raw_step.tolist() == [3, 4]
+    assert not np.array_equal(first.max_abs, other.max_abs)
 
 
-def test_the_script_reproduces_the_shipped_traces(tmp_path, shipped):
+def decisive(manifest: dict) -> dict:
+    """What the bits of a run depend on; Python's own patch level computes nothing."""
+    return {**manifest["platform"], **manifest["versions"], "python": manifest["versions"]["python"].rpartition(".")[0]}
+
+
+@pytest.mark.parametrize("file, folder, scenario, seed", [
+    (TRAINING / "captured.toml", CAPTURED, "qk_overflow", 1),
+    (TRAINING / "scenarios", CORPUS, "gpt-e4m3-overflow", 2),
+    (TRAINING / "scenarios", CORPUS, "moe-healthy", 2),
+    (TRAINING / "scenarios", CORPUS, "recurrent-lstm-healthy", 1),
+    (TRAINING / "scenarios", CORPUS, "convnet-healthy", 2),
+    (TRAINING / "scenarios", CORPUS, "minilm-healthy", 1),
+])
+def test_the_program_reproduces_the_shipped_traces(tmp_path, file, folder, scenario, seed):
     """A short run equals the beginning of the long one, bit by bit: settings do not depend on the length of a run."""
-    try:
-        text, source = train_gpt.read_text(None)
-    except train_gpt.InputError as error:
-        pytest.skip(str(error))
-    wanted = shipped["healthy"].manifest
-    here = train_gpt.origin("", train_gpt.Settings(), source)
-    def decisive(origin):  # Python's own patch level computes nothing
-        return {**origin["platform"], **origin["versions"], "python": origin["versions"]["python"].rpartition(".")[0]}
-
-    if decisive(wanted) != decisive(here):
-        pytest.skip(f"made with {wanted['versions']} on {wanted['platform']}: bits are promised for the same only")
-    assert source == wanted["text"]
-    result = run_script("--run", "all", "--steps", str(SHORT), "--out", str(tmp_path))
-    assert result.returncode == 0, result.stderr
-    compared = 0
-    for name, trace in shipped.items():
-        short = Trace.read(tmp_path / f"{name}.safetensors")
-        assert short.probes == trace.probes
-        for member in (*STATISTICS, *SERIES):
-            assert np.array_equal(getattr(short, member), getattr(trace, member)[:SHORT]), (name, member)
-            compared += getattr(short, member).size
-    assert compared == 3 * SHORT * (8 * len(trace.probes) + 4)
+    result = run_program("--file", file, "--scenario", scenario, "--seed", seed, "--steps", SHORT, "--out", tmp_path)
+    if "install the Debian package" in result.stderr:
+        pytest.skip(result.stderr.strip())
+    made = sorted(tmp_path.glob("*.safetensors"))
+    assert len(made) == 1, result.stderr
+    short, shipped = Trace.read(made[0]), Trace.read(folder / made[0].name)
+    if decisive(shipped.manifest) != decisive(short.manifest):
+        pytest.skip(f"made with {shipped.manifest['versions']} on {shipped.manifest['platform']}: bits are promised for the same only")
+    assert short.manifest["data"] == shipped.manifest["data"]
+    common = [op for op, probe in enumerate(shipped.probes) if probe in short.probes]
+    assert len(common) == len(short.probes) and short.probes == [shipped.probes[op] for op in common]
+    for member in ("max_abs", "nonfinite"):
+        assert np.array_equal(getattr(short, member), getattr(shipped, member)[:SHORT, common]), member
+    for member in SERIES:
+        assert (getattr(short, member) is None) == (getattr(shipped, member) is None)
+        assert getattr(short, member) is None or np.array_equal(getattr(short, member), getattr(shipped, member)[:SHORT]), member
 
 
-def test_killed_run_leaves_no_file(tmp_path, text_file):
-    command = [sys.executable, str(TRAINING / "train_gpt.py"), "--run", "healthy", "--steps", "1000000",
-               "--text", str(text_file), "--out", str(tmp_path)]
+def test_killed_run_leaves_its_steps_and_no_trace(tmp_path, text_file):
+    file = tmp_path / "scenario.toml"
+    file.write_text(SCENARIO)
+    command = [sys.executable, str(TRAINING / "train.py"), "--file", str(file), "--scenario", "small", "--steps", "1000000",
+               "--text", str(text_file), "--out", str(tmp_path / "out")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline().startswith("healthy: step    0")
+        assert process.stdout.readline().startswith("small: step    0")
+        assert process.stdout.readline().startswith("small: step   50")
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["small.safetensors.journal"]
 
 
 # --- shipped traces --------------------------------------------------------------------------------------------------
 
 
-def test_manifest_lists_the_shipped_files(shipped):
-    manifest = json.loads((CAPTURED / "MANIFEST.json").read_text())
-    assert sorted(manifest) == sorted(path.name for path in CAPTURED.glob("*.safetensors"))
-    assert sorted(manifest) == sorted(f"{name}.safetensors" for name in SHIPPED)
-    runs = train_gpt.read_runs()
-    for name, trace in shipped.items():
-        entry = manifest[f"{name}.safetensors"]
-        data = (CAPTURED / f"{name}.safetensors").read_bytes()
+@pytest.mark.parametrize("file, folder", [(TRAINING / "captured.toml", CAPTURED), (TRAINING / "scenarios", CORPUS)])
+def test_manifest_and_labels_are_those_of_the_files(file, folder):
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    labels = read_labels(folder / "labels.toml")
+    scenarios = read_scenarios(file)
+    runs = {name: (scenario, split, seed) for scenario in scenarios.values() for name, split, seed in scenario.runs}
+    assert sorted(manifest) == sorted(path.name for path in folder.glob("*.safetensors"))
+    assert sorted(manifest) == sorted(f"{name}.safetensors" for name in runs) and sorted(labels) == sorted(runs)
+    for name, (scenario, split, seed) in runs.items():
+        entry, label = manifest[f"{name}.safetensors"], labels[name]
+        data = (folder / f"{name}.safetensors").read_bytes()
         assert entry["sha256"] == hashlib.sha256(data).hexdigest() and entry["bytes"] == len(data)
+        trace = Trace.parse(data, name)
         assert {key: entry[key] for key in trace.manifest} == trace.manifest
-        assert train_gpt.Settings(**trace.manifest["settings"]) == runs[name], "runs.toml is not what the trace was made with"
-        assert trace.seed == str(runs[name].seed)
+        settings = {**dataclasses.asdict(scenario.training), **dataclasses.asdict(scenario.model_settings)}
+        assert trace.manifest["settings"] == settings, f"{name}: {file} is not what the trace was made with"
+        assert (trace.seed, entry["seed"], entry["why"]) == (str(seed), seed, scenario.why)
+        # The class is computed again from the numbers.
+        found = classify(trace, scenario.incident)
+        computed = scenario.fault is None or faults.CLASSES.get(scenario.fault.kind) is None
+        assert label.kind == trace.label == scenario.expect and (found.name == scenario.expect or not computed), name
+        assert label.split == split and label.decided.endswith(found.decided)
+        assert (label.first_bad_step, label.first_bad_op) == (found.first_bad_step, found.first_bad_op)
+
+
+def test_the_corpus_is_what_it_should_be():
+    """Number of runs, kinds of model, formats and classes that docs/evaluation.md promises."""
+    scenarios = read_scenarios(TRAINING / "scenarios")
+    labels = read_labels(CORPUS / "labels.toml") | read_labels(CAPTURED / "labels.toml")
+    files = [*CORPUS.glob("*.safetensors"), *CAPTURED.glob("*.safetensors")]
+    assert len(files) == len(labels) >= 30
+    organic = [label for label in labels.values() if label.kind in ("gradual", "sudden") and label.first_bad_op]
+    assert len(organic) >= 20
+    assert {scenario.model for scenario in scenarios.values()} == set(KINDS) and len(KINDS) >= 4
+    formats, gradients = set(), 0
+    for label, file in ((labels[file.stem], file) for file in files):
+        probe = next((probe for probe in Trace.read(file).probes if probe.name == label.first_bad_op), None)
+        if probe is not None:
+            formats.add(probe.format)
+            gradients += probe.kind == "gradient"
+    assert formats >= {"FP16", "BF16", "E4M3", "E5M2"} and gradients >= 2
+    for split in ("tuning", "held-out"):
+        assert {label.kind for label in labels.values() if label.split == split} >= {"healthy", "near-limit", "gradual", "sudden",
+                                                                                   "injected"}
+    assert sum(file.stat().st_size for file in files) < 120e6
 
 
 def test_shipped_labels(shipped):
-    for trace in shipped.values():
-        assert classify(trace) == (trace.label, trace.manifest["label_reason"])
     assert {name: trace.label for name, trace in shipped.items()} == {
         "healthy": "healthy", "near_limit": "near-limit", "qk_overflow": "gradual"}
     overflow = shipped["qk_overflow"]
@@ -162,183 +231,175 @@ def test_raw_rows_agree_with_their_statistics(shipped):
     assert beats >= 300_000
 
 
-# --- capture ---------------------------------------------------------------------------------------------------------
+# --- models and their settings ---------------------------------------------------------------------------------------
 
 
-class Scale(torch.nn.Module):
-    """Multiplies by `factor`: an operator whose output the test chooses."""
-
-    factor = 1.0
-
-    def forward(self, x):
-        return x * self.factor
-
-
-class Toy(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = Scale()
-        self.relu = torch.nn.ReLU(inplace=True)
-
-    def forward(self, x):
-        return self.relu(self.scale(x))
+def test_learning_rate():
+    settings = Training(lr=2.0, warmup=4, decay=10, final_lr=0.5, lr_jump_step=12, lr_jump=100.0)
+    assert [settings.learning_rate(step) for step in (0, 3, 4)] == [0.5, 2.0, 2.0]
+    assert settings.learning_rate(9) == pytest.approx(1.5)  # half way: the mean of 2 and 1
+    without = dataclasses.replace(settings, lr_jump=1.0)
+    assert settings.learning_rate(11) == without.learning_rate(11) and settings.learning_rate(12) == 100 * without.learning_rate(12)
+    assert settings.learning_rate(14) == settings.learning_rate(1000) == pytest.approx(100)
+    assert Training(lr=3.0, warmup=0, decay=0).learning_rate(0) == 3.0
 
 
-def run_toy(window: RawWindow, bad_step: int | None = None, steps: int = 10) -> Trace:
-    model = Toy()
-    capture = Capture(model, window)
-    for step in range(steps):
-        capture.begin(step)
-        model.scale.factor = torch.inf if step == bad_step else 1.0 + step
-        model(torch.tensor([-1.0, 2.0, 0.0], dtype=torch.float16))
-        capture.end()
-    return capture.finish("toy", manifest={})
+@pytest.mark.parametrize("kind", KINDS)
+def test_probes_of_a_model(kind, tmp_path, text_file):
+    """Every kind of model runs in both precisions, and what it stores has the type that it should have."""
+    for precision, other in (("FP16", "BF16"), ("BF16", "FP16")):
+        file = tmp_path / "scenario.toml"
+        file.write_text(f'[run]\nwhy = "a test"\nmodel = "{kind}"\nexpect = "healthy"\ntuning = [1]\nsteps = 1\n'
+                        f'precision = "{precision}"\n')
+        out = tmp_path / precision
+        assert train.main(["--file", str(file), "--scenario", "run", "--text", str(text_file), "--out", str(out)]) == 0
+        trace = Trace.read(out / "run.safetensors")
+        formats = {probe.format for probe in trace.probes}
+        assert precision in formats and other not in formats
+        assert {probe.kind for probe in trace.probes} == {"activation", "gradient"} and len(trace.probes) >= 25
+        assert (trace.loss_scale is not None) == (precision == "FP16")
+        assert HALF[precision].itemsize == 2 and np.isfinite(trace.loss).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32])
-def test_elements_keep_their_bits(dtype):
-    values = torch.tensor([0.0, -0.0, 1.5, -448.0, torch.inf, torch.nan, 2.0**-14]).to(dtype)
-    storage = {1: np.uint8, 2: np.uint16, 4: np.uint32}[values.element_size()]
-    bits = elements_of(values).view(storage)
-    assert np.array_equal(bits, values.view(capture_module.STORAGE[values.element_size()]).numpy().view(storage))
-    assert len(np.unique(bits)) >= 6
+@pytest.mark.parametrize("format_name, largest, finite, overflows", [("E4M3", 448, 464, 464.5), ("E5M2", 57344, 61439, 61441)])
+def test_eight_bit_storage_does_not_saturate(format_name, largest, finite, overflows):
+    cast = Float8Cast(format_name)
+    stored = cast(torch.tensor([1.0, -finite, overflows, -overflows, torch.inf]))
+    values = stored.float()
+    assert values[:2].tolist() == [1.0, -largest] and not torch.isfinite(values[2:]).any()
 
 
-def test_elements_of_another_type_are_refused():
-    with pytest.raises(TypeError, match="float64 has no trace format"):
-        elements_of(torch.zeros(1, dtype=torch.float64))
+@pytest.mark.parametrize("dtype, bit, value, flipped", [
+    (torch.float16, 14, 1.0, float("inf")), (torch.float16, 14, 0.75, 49152.0), (torch.float16, 15, 2.0, -2.0),
+    (torch.float32, 0, 1.0, 1.0 + 2.0**-23), (torch.bfloat16, 7, 1.0, 0.5), (torch.float8_e4m3fn, 3, 1.0, 0.5)])
+def test_a_flipped_bit(dtype, bit, value, flipped):
+    values = torch.full((3,), value).to(dtype)
+    result = faults.flip(values, 1, bit).float()
+    assert result.tolist() == [value, flipped, value] and values.float().tolist() == [value] * 3
 
 
-@pytest.mark.parametrize("window, bad_step, steps", [
-    (RawWindow(2, 3, trigger=5), None, [3, 4, 5, 6, 7]),
-    (RawWindow(0, 2, trigger=0), None, [0, 1]),
-    (RawWindow(3, 2), 6, [3, 4, 5, 6, 7]),
-    (RawWindow(3, 2), 1, [0, 1, 2]),
-    (RawWindow(3, 2), None, [7, 8, 9]),
-    (RawWindow(3, 2, trigger=99), None, [7, 8, 9]),
-])
-def test_raw_window(window, bad_step, steps):
-    trace = run_toy(window, bad_step)
-    assert trace.raw_step.tolist() == steps
-    for row, step in enumerate(steps):
-        expected = np.inf if step == bad_step else 2.0 * (1 + step)
-        assert trace.raw["scale"][row, 1] == expected
-
-
-def test_statistics_are_those_of_the_moment():
-    """The next operator works in place; the probe before it must not see that."""
-    trace = run_toy(RawWindow(0, 10, trigger=0))
-    assert [probe.name for probe in trace.probes] == ["scale", "relu"]
-    assert trace.raw["scale"][:, 0].tolist() == [-1.0 - step for step in range(10)]
-    assert trace.raw["relu"][:, 0].tolist() == [0.0] * 10
-    assert trace.zero.tolist() == [[1, 2]] * 10
-
-
-def test_other_operators_in_a_later_step_are_an_error():
-    model = Toy()
-    capture = Capture(model, RawWindow(1, 1))
-    x = torch.ones(2, dtype=torch.float16)
-    model(x)
-    with pytest.raises(RuntimeError, match="scale ran twice"):
-        model(x)
-    capture.begin(0)
-    model(x)
-    capture.end()
-    capture.begin(1)
-    model.scale(x)
-    with pytest.raises(RuntimeError, match="operators changed since the first step: relu"):
-        capture.end()
-
-
-def test_probes_of_the_model():
-    """Order of execution, types of a half-precision stack, and weight gradients that FP16 holds without loss."""
-    torch.manual_seed(3)
-    model = Gpt(vocabulary=11, context=8, layers=1, width=16, heads=2)
-    capture = Capture(model, RawWindow(0, 1, trigger=0))
-    capture.begin(0)
-    with torch.autocast("cpu", torch.float16):
-        logits = model(torch.arange(16).reshape(2, 8) % 11)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.arange(16) % 5)
-    (loss * 1024).backward()
-    statistics = capture.end()
-    names = [probe.name for probe in capture.probes]
-    forward = ["embedding", *(f"block.0.attn.{op}" for op in ("norm", "qkv", "qk", "softmax", "mix", "out", "residual")),
-               *(f"block.0.mlp.{op}" for op in ("norm", "hidden", "gelu", "out", "residual")), "norm", "head"]
-    weights = [name for name in names if name.endswith(".weight.grad")]
-    assert names[: len(forward)] == forward
-    assert sorted(names[len(forward):]) == sorted([f"{name}.grad" for name in forward] + weights)
-    assert names[len(forward)] == "head.grad" and names[-1] == "embedding.grad"
-    assert {probe.format for probe in capture.probes} == {"FP16"}
-    assert capture.probes[names.index("block.0.attn.qk")].shape == (2, 2, 8, 8)
-    assert len(weights) == 5
-    for name in weights:
-        gradient = model.get_parameter(name.removesuffix(".grad")).grad
-        assert torch.equal(gradient, gradient.half().float()) and gradient.abs().max() > 0
-        assert statistics[name]["max_abs"] == gradient.abs().max().item()
+@pytest.mark.parametrize("fault, seen", [
+    ('kind = "flip-activation", step = 3, target = "block.0.mlp.hidden"', "block.0.mlp.hidden"),
+    ('kind = "hidden-query", step = 3, target = "block.0.attn"', "block.0.attn.softmax"),
+    ('kind = "constant-rows", step = 3, target = "embedding"', "block.0.attn.norm"),
+    ('kind = "flip-weight", step = 3, target = "block.0.attn.qkv.weight"', "block.0.attn.qkv"),
+    ('kind = "repeat-token", step = 3', "embedding")])
+def test_a_fault_changes_its_step_and_none_before(small, fault, seen):
+    _, clean = small()
+    _, faulty = small(f"fault = {{ {fault} }}")
+    clean, faulty = (Trace.read(folder / "small.safetensors") for folder in (clean, faulty))
+    op = [probe.name for probe in clean.probes].index(seen)
+    for member in ("max_abs", "nonfinite"):
+        assert np.array_equal(getattr(clean, member)[:3], getattr(faulty, member)[:3])
+    assert (clean.max_abs[3, op], clean.nonfinite[3, op]) != (faulty.max_abs[3, op], faulty.nonfinite[3, op])
+    assert faulty.label in ("injected", "healthy") and clean.label == "healthy"
+    assert (faulty.label == "healthy") == ("repeat-token" in fault)
+    assert "step 3" in faulty.manifest["label_reason"]
 
 
 def test_labels():
-    def trace(maxima: list[float], bad: int | None = None) -> Trace:
+    def label_of(maxima: list[float], bad: int | None = None, incident="forward", kind="activation"):
         nonfinite = np.zeros((len(maxima), 1), np.int64)
         if bad is not None:
             nonfinite[bad] = 1
-        return Trace("t", "data", [Probe("op", "activation", "FP16", (4,))], np.arange(len(maxima)) + 100,
-                     np.array(maxima, np.float32)[:, None], nonfinite, first_bad_step=None if bad is None else 100 + bad,
-                     first_bad_op=None if bad is None else "op")
+        trace = Trace("t", "data", [Probe("op", kind, "FP16", (4,))], np.arange(len(maxima)) + 100,
+                      np.array(maxima, np.float32)[:, None], nonfinite)
+        if kind == "gradient":  # of an activation that is always far from the limit
+            trace.probes = [Probe("a", "activation", "FP16", (4,)), *trace.probes]
+            trace.max_abs = np.hstack([np.ones_like(trace.max_abs), trace.max_abs])
+            trace.nonfinite = np.hstack([np.zeros_like(nonfinite), nonfinite])
+        found = classify(trace, incident)
+        assert (found.first_bad_step is None) == (found.name in ("healthy", "near-limit"))
+        assert found.first_bad_step in (None, 100 + (bad or 0)) and found.first_bad_op in (None, "op")
+        return found.name
 
     far, close = 65504 / 2**4, 65504 / 2**3.9  # exactly 4 bits of headroom is not less than 4
-    assert classify(trace([far] * 30))[0] == "healthy"
-    assert classify(trace([far] * 29 + [close]))[0] == "near-limit"
-    assert classify(trace([far] * 5 + [close] * 10 + [0], bad=15))[0] == "gradual"
-    assert classify(trace([close] * 10 + [0], bad=10))[0] == "gradual"
-    assert classify(trace([far] * 5 + [close] * 9 + [0], bad=14))[0] == "sudden"
-    assert classify(trace([close] * 9 + [far] + [0], bad=10))[0] == "sudden"
-    assert classify(trace([0], bad=0))[0] == "sudden"
+    assert label_of([far] * 30) == "healthy"
+    assert label_of([far] * 29 + [close]) == "near-limit"
+    assert label_of([far] * 5 + [close] * 10 + [0], bad=15) == "gradual"
+    assert label_of([close] * 10 + [0], bad=10) == "gradual"
+    assert label_of([far] * 5 + [close] * 9 + [0], bad=14) == "sudden"
+    assert label_of([close] * 9 + [far] + [0], bad=10) == "sudden"
+    assert label_of([0], bad=0) == "sudden"
+    overflow = [close] * 10 + [0]
+    assert label_of(overflow, bad=10, kind="gradient") == "healthy"
+    assert label_of(overflow, bad=10, kind="gradient", incident="gradient") == "gradual"
+
+
+def test_a_class_that_was_not_expected_is_said(small, capsys):
+    status, folder = small('[bad]\nwhy = "x"\nmodel = "gpt"\nexpect = "sudden"\ntuning = [1]\nsteps = 2\nlayers = 1\n')
+    assert status == 1
+    assert "healthy, not sudden as expected: no forward value is non-finite" in capsys.readouterr().out
+    labels = tomllib.loads((folder / "labels.toml").read_text())["runs"]
+    assert labels["bad"]["class"] == "healthy"
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--set", "lr"], "no '='; give SETTING=VALUE"),
-    (["--set", "speed=1"], "setting speed is unknown; use one of seed, "),
-    (["--set", "lr=fast"], "setting lr: 'fast' is not a value of type float"),
-    (["--set", "qk_scale=maybe"], "setting qk_scale: 'maybe' is not a value of type bool"),
-    (["--set", "heads=3"], "setting heads: width 64 is not a multiple of 3"),
-    (["--set", "lr=nan"], "setting lr: nan is not finite"),
-    (["--set", "lr=-1"], "setting lr: -1.0 is negative"),
-    (["--steps", "0"], "setting steps: 0 is not positive"),
-    (["--name", "a/b"], "'a/b' is not a short name"),
-    (["--text", "missing.txt"], "missing.txt: text: "),
+@pytest.mark.parametrize("addition, arguments, message", [
+    ("", ["--set", "lr"], "no '='; give SETTING=VALUE"),
+    ("", ["--set", "speed=1"], "setting speed is unknown; use one of steps, "),
+    ("", ["--set", "lr=fast"], "setting lr: 'fast' is not a value of type float"),
+    ("", ["--set", "qk_scale=maybe"], "setting qk_scale: 'maybe' is not a value of type bool"),
+    ("", ["--set", "heads=3"], "heads: width 16 is not a multiple of 3"),
+    ("", ["--set", "lr=nan"], "setting lr: nan is not finite"),
+    ("", ["--set", "lr=-1"], "setting lr: -1.0 is negative"),
+    ("", ["--set", "precision=FP8"], "setting precision: 'FP8' is unknown; use FP16 or BF16"),
+    ("", ["--set", "norm=batch"], "norm: 'batch' is unknown; use one of layer, rms, none"),
+    ("", ["--steps", "0"], "setting steps: 0 is not positive"),
+    ("", ["--text", "missing.txt"], "missing.txt: text: "),
+    ("", ["--scenario", "large"], "--scenario: large is unknown"),
+    ("lr = 1\nspeed = 2\n", [], "small: setting speed is unknown; use one of steps, "),
+    ('lr = "fast"\n', [], "small: setting lr: 'fast' is not a value of type float"),
+    ("lr = \n", [], "is not TOML"),
+    ('fault = { kind = "magic", step = 1 }\n', [], "fault.kind: 'magic' is unknown; use one of flip-weight"),
+    ('fault = { kind = "nan-input" }\n', [], "fault: "),
+    ('fault = { kind = "flip-weight", step = 1, target = "x" }\n', [], "fault.target: 'x' is no parameter; use one of "),
+    ('fault = { kind = "hidden-query", step = 1, target = "x" }\n', [], "fault.target: 'x' is no module; use one of "),
+    ("fault = { tool = 1 }\n", [], "fault.tool is unknown; use one of kind, step, "),
+    ('[b]\nwhy = "x"\nmodel = "gpt"\n', [], "b: expect is missing or no text"),
+    ('[b]\nwhy = "x"\nmodel = "net"\nexpect = "healthy"\n', [], "b: model: 'net' is unknown; use one of gpt, "),
+    ('[b]\nwhy = "x"\nmodel = "gpt"\nexpect = "good"\n', [], "b: expect: 'good' is no class"),
+    ('incident = "loss"\n', [], "small: incident: 'loss' is unknown"),
+    ("held-out = [7]\n", [], "the run small-7 stands there twice"),
 ])
-def test_bad_settings(arguments, message, tmp_path, text_file, capsys):
-    text = [] if "--text" in arguments else ["--text", str(text_file)]
-    assert train_gpt.main(["--run", "healthy", "--out", str(tmp_path), *text, *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+def test_bad_settings(small, addition, arguments, message, capsys):
+    status, folder = small(addition, *arguments)
+    assert status == 2 and message in capsys.readouterr().err
+    assert not folder.exists() or not list(folder.glob("*.safetensors"))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        read_scenarios(tmp_path / "missing.toml")
+    with pytest.raises(InputError, match="holds no scenario"):
+        read_scenarios(tmp_path)
 
 
 def test_output_that_cannot_be_written(tmp_path, text_file, capsys):
     (tmp_path / "file").write_text("")
-    assert train_gpt.main(["--run", "healthy", "--text", str(text_file), "--out", str(tmp_path / "file" / "folder")]) == 2
+    assert train.main(["--scenario", "gpt-healthy", "--text", str(text_file), "--out", str(tmp_path / "file" / "folder")]) == 2
     assert "--out: Not a directory; give a folder that can be written to" in capsys.readouterr().err
 
 
-def test_missing_package_is_named(tmp_path, capsys, monkeypatch):
+def test_missing_package_is_named(tmp_path, monkeypatch):
+    read_text.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert train_gpt.main(["--run", "healthy", "--out", str(tmp_path)]) == 2
-    assert "install the Debian package bible-kjv" in capsys.readouterr().err
+    with pytest.raises(DataError, match="install the Debian package bible-kjv"):
+        read_text()
+    read_text.cache_clear()
 
 
-def test_text_that_is_too_short(tmp_path, capsys):
+def test_text_that_is_too_short(small, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("short")
-    assert train_gpt.main(["--run", "healthy", "--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out")]) == 2
-    assert "text: 5 characters" in capsys.readouterr().err
+    status, _ = small("", "--text", str(tmp_path / "text.txt"))
+    assert status == 2 and "text: 5 characters" in capsys.readouterr().err
 
 
 def test_help(capsys):
     with pytest.raises(SystemExit, match="^0$"):
-        train_gpt.main(["--help"])
+        train.main(["--help"])
     text = capsys.readouterr().out
-    for option in ("--run", "--out", "--steps", "--seed", "--set", "--text"):
+    for option in ("--scenario", "--file", "--out", "--steps", "--seed", "--set", "--text"):
         assert option in text
