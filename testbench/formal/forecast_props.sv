@@ -39,7 +39,7 @@ module forecast_props (
   end
 
   // docs/numerics.md, "Samples" and "Forecast engine", word for word.
-  longint x, xb, m, d, h, j, n, limit, step, new_m;
+  longint x, xb, m, d, h, j, n, hf, hj, limit, step, new_m;
   int     age, run, new_age, new_run;
   logic   forecast, critical, jump;
 
@@ -61,9 +61,11 @@ module forecast_props (
     h        = limit - x;
     j        = $signed(64'(cfg_i.jump_threshold)) + (desensitised_i ? $signed(64'(cfg_i.desensitise_jump)) : 64'sd0);
     n        = desensitised_i ? $signed(64'(cfg_i.desensitise_horizon)) : 64'sd0;
-    forecast = h < $signed(64'(cfg_i.forecast_headroom)) && (d <<< cfg_i.forecast_shift) > ((64'sd4 * h) <<< n);
+    hf       = scale_log2_i != 8'sd0 ? $signed(64'(cfg_i.forecast_headroom_scaled)) : $signed(64'(cfg_i.forecast_headroom));
+    hj       = scale_log2_i != 8'sd0 ? $signed(64'(cfg_i.jump_headroom_scaled)) : $signed(64'(cfg_i.jump_headroom));
+    forecast = h < hf && (d <<< cfg_i.forecast_shift) > ((64'sd4 * h) <<< n);
     critical = h <= $signed(64'(cfg_i.critical_headroom));
-    jump     = age >= 32'(cfg_i.jump_min_samples) && d > 64'sd4 * j;
+    jump     = h < hj && age >= 32'(cfg_i.jump_min_samples) && d > 64'sd4 * j;
     step     = (d + (64'sd1 <<< (cfg_i.baseline_shift - 4'd1))) >>> cfg_i.baseline_shift;
 
     new_m   = m;
