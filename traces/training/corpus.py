@@ -22,7 +22,7 @@ HEADING = """\
 
 
 def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> None:
-    """Enters one trace into both files; each is replaced as a whole, and several processes may record at once. Raises InputError."""
+    """Enters one trace into both files. Each is replaced as a whole; several processes may record at once. Raises InputError."""
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         manifest = _read(folder / MANIFEST, json.loads)
@@ -30,7 +30,7 @@ def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> N
         _write(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         runs = _read(folder / LABELS, tomllib.loads).get("runs", {})
         runs[trace.name] = {"class": found.name, "split": split, "first_bad_step": found.first_bad_step,
-                            "first_bad_op": found.first_bad_op, "decided": found.decided}
+                            "first_bad_op": found.first_bad_op, "event_step": found.event_step, "decided": found.decided}
         _write(folder / LABELS, HEADING + "".join(_table(name, runs[name]) for name in sorted(runs)))
 
 

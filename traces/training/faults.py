@@ -44,7 +44,9 @@ class Fault:
     def text(self) -> str:
         """What is done and when."""
         last = self.step + self.steps - 1
-        when = f"from step {self.step} on" if self.kind in LASTING else f"step {self.step}" + (f"..{last}" if self.steps > 1 else "")
+        when = f"step {self.step}" + (f"..{last}" if self.steps > 1 else "")
+        if self.kind in LASTING:
+            when = f"from step {self.step} on"
         return f"{when}: " + KINDS[self.kind].format(target=self.target, bit=self.bit, factor=self.factor)
 
 
@@ -102,7 +104,8 @@ class Injector:
     def _module(self, model: nn.Module) -> nn.Module:
         modules = dict(model.named_modules())
         if self._fault.target not in modules:
-            raise ValueError(f"fault.target: {self._fault.target!r} is no module; use one of {', '.join(filter(None, modules))}")
+            known = ", ".join(filter(None, modules))
+            raise ValueError(f"fault.target: {self._fault.target!r} is no module; use one of {known}")
         return modules[self._fault.target]
 
     def _on_output(self, module: nn.Module, arguments, output: Tensor) -> Tensor | None:

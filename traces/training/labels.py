@@ -18,6 +18,7 @@ class Class:
     first_bad_step: int | None
     first_bad_op: str | None
     decided: str
+    event_step: int | None = None  # step of a fault
 
 
 def headroom(trace: Trace) -> np.ndarray:
@@ -28,11 +29,11 @@ def headroom(trace: Trace) -> np.ndarray:
 
 
 def classify(trace: Trace, incident: str = "forward") -> Class:
-    """Class of a trace. With `forward` only non-finite values of activations count, because a gradient overflow is ordinary under
-    loss scaling; with `gradient` those of gradients count as well.
+    """Class of a trace. With `forward` only non-finite values of activations count, because a gradient overflow is ordinary
+    under loss scaling; with `gradient` those of gradients count as well.
 
-    gradual: a value became non-finite, and its operator had less than 4 bits of headroom in each of the 10 steps before; sudden:
-    it had not. near-limit: nothing became non-finite, but an activation had less than 4 bits somewhere; healthy: none had.
+    gradual: a value became non-finite, and its operator had less than 4 bits of headroom in each of the 10 steps before;
+    sudden: it had not. near-limit: nothing became non-finite, but an activation had less than 4 bits somewhere; healthy: none.
     """
     kinds = ("activation",) if incident == "forward" else ("activation", "gradient")
     counted = np.array([probe.kind in kinds for probe in trace.probes])

@@ -80,8 +80,8 @@ def train(scenario: Scenario, name: str, seed: int, text: Text, file: Path, comm
 
 
 def conclude(scenario: Scenario, file: Path) -> tuple[Trace, Class]:
-    """Puts the class into the trace; where no elements are kept, leaves out what the detectors do not read, so that many runs fit
-    into a repository."""
+    """Puts the class into the trace. Where no elements are kept it leaves out what the detectors do not read, so that many runs
+    fit into a repository."""
     trace = Trace.read(file)
     found = classify(trace, scenario.incident)
     fault = scenario.fault
@@ -89,7 +89,8 @@ def conclude(scenario: Scenario, file: Path) -> tuple[Trace, Class]:
         # Bad data that does no harm leaves a run what it is: a detector should stay quiet.
         harmless = CLASSES.get(fault.kind) == "data" and found.first_bad_op is None
         found = dataclasses.replace(found, name=found.name if harmless else CLASSES.get(fault.kind, found.name),
-                                    decided=f"{fault.text()}; {found.decided}")
+                                    decided=f"{fault.text()}; {found.decided}",
+                                    event_step=fault.step if fault.kind in CLASSES else None)
     trace.label = found.name
     trace.manifest["label_reason"] = found.decided
     if scenario.raw is None:

@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"train: {error.filename}: {error.strerror}; check the folder and the free space", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("train: interrupted; a run that was not finished left what it had as .journal (opd capture --recover)", file=sys.stderr)
+        print("train: interrupted; a run that was not finished left its steps in a .journal: opd capture --recover", file=sys.stderr)
         return 130
     return 1 if unexpected else 0
 

@@ -53,14 +53,16 @@ context = 8
 
 def run_program(*arguments) -> subprocess.CompletedProcess:
     """The program in a process of its own, as a user runs it: its code paths are fixed before torch loads."""
-    return subprocess.run([sys.executable, TRAINING / "train.py", *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, TRAINING / "train.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
 def text_file(tmp_path_factory) -> Path:
     """Text to train on that needs no package."""
     file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text("".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))), encoding="utf-8")
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    file.write_text("".join(page.read_text(encoding="utf-8") for page in pages), encoding="utf-8")
     return file
 
 
@@ -89,7 +91,8 @@ def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path, text_file):
     file.write_text(SCENARIO + 'raw = { probes = ["*.qk"], steps = [3, 4] }')
     contents = []
     for folder, seed in (("first", 7), ("second", 7), ("other", 8)):
-        result = run_program("--file", file, "--scenario", "small", "--seed", seed, "--text", text_file, "--out", tmp_path / folder)
+        result = run_program("--file", file, "--scenario", "small", "--seed", seed, "--text", text_file, "--out",
+                             tmp_path / folder)
         assert result.returncode == 0, result.stderr
         contents.append(next((tmp_path / folder).glob("*.safetensors")).read_bytes())
     assert contents[0] == contents[1]
@@ -121,15 +124,16 @@ def test_the_program_reproduces_the_shipped_traces(tmp_path, file, folder, scena
     assert len(made) == 1, result.stderr
     short, shipped = Trace.read(made[0]), Trace.read(folder / made[0].name)
     if decisive(shipped.manifest) != decisive(short.manifest):
-        pytest.skip(f"made with {shipped.manifest['versions']} on {shipped.manifest['platform']}: bits are promised for the same only")
+        pytest.skip(f"made with {shipped.manifest['versions']} on {shipped.manifest['platform']}: bits are promised for these only")
     assert short.manifest["data"] == shipped.manifest["data"]
     common = [op for op, probe in enumerate(shipped.probes) if probe in short.probes]
     assert len(common) == len(short.probes) and short.probes == [shipped.probes[op] for op in common]
     for member in ("max_abs", "nonfinite"):
         assert np.array_equal(getattr(short, member), getattr(shipped, member)[:SHORT, common]), member
     for member in SERIES:
-        assert (getattr(short, member) is None) == (getattr(shipped, member) is None)
-        assert getattr(short, member) is None or np.array_equal(getattr(short, member), getattr(shipped, member)[:SHORT]), member
+        here, there = getattr(short, member), getattr(shipped, member)
+        assert (here is None) == (there is None)
+        assert here is None or np.array_equal(here, there[:SHORT]), member
 
 
 def test_killed_run_leaves_its_steps_and_no_trace(tmp_path, text_file):
@@ -190,8 +194,8 @@ def test_the_corpus_is_what_it_should_be():
             gradients += probe.kind == "gradient"
     assert formats >= {"FP16", "BF16", "E4M3", "E5M2"} and gradients >= 2
     for split in ("tuning", "held-out"):
-        assert {label.kind for label in labels.values() if label.split == split} >= {"healthy", "near-limit", "gradual", "sudden",
-                                                                                   "injected"}
+        classes = {label.kind for label in labels.values() if label.split == split}
+        assert classes >= {"healthy", "near-limit", "gradual", "sudden", "injected"}
     assert sum(file.stat().st_size for file in files) < 120e6
 
 
@@ -239,7 +243,8 @@ def test_learning_rate():
     assert [settings.learning_rate(step) for step in (0, 3, 4)] == [0.5, 2.0, 2.0]
     assert settings.learning_rate(9) == pytest.approx(1.5)  # half way: the mean of 2 and 1
     without = dataclasses.replace(settings, lr_jump=1.0)
-    assert settings.learning_rate(11) == without.learning_rate(11) and settings.learning_rate(12) == 100 * without.learning_rate(12)
+    assert settings.learning_rate(11) == without.learning_rate(11)
+    assert settings.learning_rate(12) == 100 * without.learning_rate(12)
     assert settings.learning_rate(14) == settings.learning_rate(1000) == pytest.approx(100)
     assert Training(lr=3.0, warmup=0, decay=0).learning_rate(0) == 3.0
 

@@ -382,10 +382,13 @@ TEST(ReferenceCpu, AnAbsentEngineRaisesAndKeepsNothing) {
 TEST(ReferenceCpu, ALearningRateChangeIsToldOnce) {
   const auto jumps_at = [](std::uint32_t step, bool announce) {
     CpuReference reference;
-    for (std::uint32_t k = 0; k < 30; ++k) reference.complete(k, {.step = k}, kCalm);
+    for (std::uint32_t k = 0; k < 30; ++k) {
+      reference.complete(k, {.step = k}, {.max_mag = 0x5000, .element_count = 1});
+    }
     if (announce) reference.announce_learning_rate(30);
-    // 10 times: 3.3 bits, over the threshold of 3 and under that of 3 + 1
-    const auto detection = reference.complete(30, {.step = step}, {.max_mag = 0x4900});
+    // From 32 to 320, 10 times: 3.3 bits, over the threshold of 3 and under that of 3 + 1. 320 is
+    // 7.7 bits below the limit of FP16, and jumps count within 8.
+    const auto detection = reference.complete(30, {.step = step}, {.max_mag = 0x5D00});
     return (detection->record.flags & flag_bit(Flag::kJump)) != 0;
   };
   EXPECT_TRUE(jumps_at(30, false));

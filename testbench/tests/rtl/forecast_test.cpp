@@ -172,8 +172,8 @@ TEST(Forecast, NeedsLittleHeadroomAndEnoughDeviation) {
     bool forecast;
   };
   const Row rows[] = {
-      {0x6400, 0x6C00, true},   // x 321 then 385: h = 127 < 128, 2d = 512 > 4h = 508
-      {0x6420, 0x6C00, false},  // x 322 then 385: 2d = 504
+      {0x6960, 0x6D20, true},   // x 366 then 396: h = 116 < 128, 4d = 480 > 4h = 464
+      {0x6980, 0x6D20, false},  // x 367 then 396: 4d = 464
       {0x3C00, 0x6BE0, false},  // x 1 then 384: h = 128 is not below 128
       {0x3C00, 0x6C00, true},   // x 1 then 385
       {0x6C00, 0x6C00, false},  // d = 0
@@ -186,6 +186,9 @@ TEST(Forecast, NeedsLittleHeadroomAndEnoughDeviation) {
   }
 }
 
+/// The baseline of the jumps below: x = 193.
+constexpr std::uint32_t kLevel = 0x5400;
+
 TEST(Jump, NeedsSixteenSamplesAndMoreThanTheThreshold) {
   struct Row {
     int samples;
@@ -193,15 +196,200 @@ TEST(Jump, NeedsSixteenSamplesAndMoreThanTheThreshold) {
     bool jump;
   };
   const Row rows[] = {
-      {16, 0x4820, true},   // x 98 - 1 = 97 > 96
-      {16, 0x4800, false},  // x 97 - 1 = 96
-      {15, 0x4820, false},
+      {16, 0x6020, true},   // x 290 - 193 = 97 > 96, and h = 222 < 256
+      {16, 0x6000, false},  // x 289 - 193 = 96
+      {15, 0x6020, false},
   };
   for (const Row& row : rows) {
     Pins<Vopd_top> pins;
     for (int i = 0; i < row.samples; ++i)
-      pins.sample(finite(0, static_cast<std::uint32_t>(i), kOne));
+      pins.sample(finite(0, static_cast<std::uint32_t>(i), kLevel));
     EXPECT_EQ(raised(pins.sample(finite(0, 99, row.last)), Flag::kJump), row.jump) << row.samples;
+  }
+}
+
+/// Reset registers: a jump counts when it ends less than 256 below the limit of its format.
+TEST(Jump, CountsWithinEightBitsOfTheLimit) {
+  struct Row {
+    Format format;
+    std::uint32_t level, last;
+    bool jump;
+  };
+  const Row rows[] = {
+      {Format::kFp16, 0x3C00, 0x5C00, true},           // x 257: h = 512 - 257 = 255
+      {Format::kFp16, 0x3C00, 0x5BE0, false},          // x 256: h = 256
+      {Format::kBf16, 0x3F80, 0x7B80, true},           // x 3841: h = 4096 - 3841 = 255
+      {Format::kBf16, 0x3F80, 0x7B7C, false},          // x 3840: h = 256
+      {Format::kE4m3, 0x20, 0x3F, true},               // x -95, 29: h = 282 - 29 = 253
+      {Format::kE4m3, 0x20, 0x3E, false},              // x -95, 26: h = 256
+      {Format::kE5m2, 0x3C, 0x5C, true},               // x 257: h = 506 - 257 = 249
+      {Format::kE5m2, 0x3C, 0x5B, false},              // x 250: h = 256
+      {Format::kFp32, 0x3F800000, 0x7B800000, true},   // x 3841: h = 255
+      {Format::kFp32, 0x3F800000, 0x7B7C0000, false},  // x 3840: h = 256
+  };
+  for (const Row& row : rows) {
+    Pins<Vopd_top> pins;
+    for (std::uint32_t i = 0; i < 16; ++i) pins.sample(finite(0, i, row.level, row.format));
+    EXPECT_EQ(raised(pins.sample(finite(0, 16, row.last, row.format)), Flag::kJump), row.jump)
+        << row.last;
+  }
+}
+
+Statistic under_scale(Statistic statistic, int scale_log2) {
+  statistic.descriptor.scale_log2 = static_cast<std::int8_t>(scale_log2);
+  return statistic;
+}
+
+/// Headrooms of both kinds of operands, a sample under a scale, and whether its flag is raised.
+struct Kind {
+  int unscaled, scaled;  ///< registers
+  int scale_log2;
+  int headroom;  ///< h of the sample
+  bool raised;
+};
+
+/// The flag of a sample with x = 385, `headroom` below the limit, after 16 with x = 1 and the same
+/// scale: d = 4*384 = 1536, more than any threshold.
+void expect_kind(Config config, const Kind& row, Flag flag) {
+  config.limit_fp16 = static_cast<std::int16_t>(385 + row.headroom);
+  Pins<Vopd_top> pins(config);
+  for (std::uint32_t i = 0; i < 16; ++i)
+    pins.sample(under_scale(finite(0, i, kOne), row.scale_log2));
+  EXPECT_EQ(raised(pins.sample(under_scale(finite(0, 16, 0x6C00), row.scale_log2)), flag),
+            row.raised)
+      << row.unscaled << "/" << row.scaled << " scale " << row.scale_log2 << " headroom "
+      << row.headroom;
+}
+
+TEST(Forecast, EachKindOfOperandHasItsHeadroom) {
+  const Kind rows[] = {
+      // Reset. A scale below 1 is a scale too.
+      {128, 20, 0, 127, true},
+      {128, 20, 0, 128, false},
+      {128, 20, 1, 19, true},
+      {128, 20, 1, 20, false},
+      {128, 20, -1, 19, true},
+      {128, 20, -1, 20, false},
+      {128, 20, 127, 19, true},
+      {128, 20, 127, 20, false},
+      {128, 20, -128, 19, true},
+      {128, 20, -128, 20, false},
+      // The other way round.
+      {100, 200, 0, 99, true},
+      {100, 200, 0, 100, false},
+      {100, 200, 1, 199, true},
+      {100, 200, -1, 199, true},
+      {100, 200, 1, 200, false},
+      // The ends of the range; a limit register may lie below a sample.
+      {0, 1023, 0, 0, false},
+      {0, 1023, 0, -1, true},
+      {0, 1023, 1, 1022, true},
+      {0, 1023, 1, 1023, false},
+      {1023, 0, 0, 1022, true},
+      {1023, 0, 0, 1023, false},
+      {1023, 0, 1, 0, false},
+      {1023, 0, 1, -1, true},
+  };
+  EXPECT_EQ(Config{}.forecast_headroom, 128);
+  EXPECT_EQ(Config{}.forecast_headroom_scaled, 20);
+  for (const Kind& row : rows) {
+    Config config;
+    config.forecast_headroom = static_cast<std::uint16_t>(row.unscaled);
+    config.forecast_headroom_scaled = static_cast<std::uint16_t>(row.scaled);
+    expect_kind(config, row, Flag::kForecast);
+  }
+}
+
+TEST(Jump, EachKindOfOperandHasItsHeadroom) {
+  const Kind rows[] = {
+      // Reset: with a limit that is not below the largest number, never under a scale.
+      {256, 0, 0, 255, true},
+      {256, 0, 0, 256, false},
+      {256, 0, 1, 0, false},
+      {256, 0, -1, 0, false},
+      {256, 0, 127, 0, false},
+      {256, 0, -128, 0, false},
+      {256, 0, 1, -1, true},
+      // The other way round.
+      {0, 300, 0, 0, false},
+      {0, 300, 0, -1, true},
+      {0, 300, 1, 299, true},
+      {0, 300, -1, 299, true},
+      {0, 300, 127, 299, true},
+      {0, 300, -128, 299, true},
+      {0, 300, 1, 300, false},
+      {0, 300, -1, 300, false},
+      // All the headroom there is below the largest limit: 8191 - 385.
+      {16383, 0, 0, 7806, true},
+      {16383, 0, 1, 7806, false},
+      {0, 16383, 1, 7806, true},
+      {0, 16383, 0, 7806, false},
+  };
+  EXPECT_EQ(Config{}.jump_headroom, 256);
+  EXPECT_EQ(Config{}.jump_headroom_scaled, 0);
+  for (const Kind& row : rows) {
+    Config config;
+    config.jump_headroom = static_cast<std::uint16_t>(row.unscaled);
+    config.jump_headroom_scaled = static_cast<std::uint16_t>(row.scaled);
+    expect_kind(config, row, Flag::kJump);
+  }
+}
+
+/// Near zero in the formats with the widest exponent: the subnormal with x = -4063, then
+/// 2^-124 * (1 + 1/32) with x = -32*124 + 2 = -3966, which is 97 more. The largest limit, 8191, is
+/// 12157 away. 16383 is always.
+TEST(Jump, TheLargestHeadrooms) {
+  struct Row {
+    Format format;
+    std::uint32_t level, last;
+  };
+  const Row rows[] = {{Format::kBf16, 0x0001, 0x0184}, {Format::kFp32, 0x00000001, 0x01840000}};
+  int compared = 0;
+  for (const Row& row : rows) {
+    for (const int scale_log2 : {0, 16}) {
+      for (const int gate : {8192, 12157, 12158, 16383}) {
+        Config config;
+        set_limit(config, row.format, 8191);
+        (scale_log2 == 0 ? config.jump_headroom : config.jump_headroom_scaled) =
+            static_cast<std::uint16_t>(gate);
+        Pins<Vopd_top> pins(config);
+        for (std::uint32_t i = 0; i < 16; ++i)
+          pins.sample(under_scale(finite(0, i, row.level, row.format), scale_log2));
+        const Statistic last = under_scale(finite(0, 16, row.last, row.format), scale_log2);
+        EXPECT_EQ(raised(pins.sample(last), Flag::kJump), gate > 12157)
+            << int(row.format) << " scale " << scale_log2 << " gate " << gate;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 16);
+}
+
+/// The kind is that of the sample, whatever the baseline was made of.
+TEST(Forecast, TheKindOfOperandIsThatOfTheSample) {
+  struct Row {
+    int before, scale_log2;
+    int headroom;
+    bool forecast, jump;
+  };
+  const Row rows[] = {
+      // m = 4*1, xb = 385 - 32: d = 1408.
+      {0, 1, 19, true, false},
+      {0, 1, 20, false, false},
+      // m = 4*(1 - 32), xb = 385: d = 1664.
+      {1, 0, 127, true, true},
+      {1, 0, 128, false, true},
+      {1, 0, 255, false, true},
+      {1, 0, 256, false, false},
+  };
+  for (const Row& row : rows) {
+    Config config;
+    config.limit_fp16 = static_cast<std::int16_t>(385 + row.headroom);
+    Pins<Vopd_top> pins(config);
+    for (std::uint32_t i = 0; i < 16; ++i) pins.sample(under_scale(finite(0, i, kOne), row.before));
+    const OpRecord record = pins.sample(under_scale(finite(0, 16, 0x6C00), row.scale_log2));
+    EXPECT_EQ(raised(record, Flag::kForecast), row.forecast) << row.headroom;
+    EXPECT_EQ(raised(record, Flag::kJump), row.jump) << row.headroom;
   }
 }
 
@@ -218,15 +406,15 @@ TEST(Desensitised, JumpNeedsMore) {
     bool jump, desensitised_jump;
   };
   const Row rows[] = {
-      {0x4C20, true, true},   // x 130 - 1 = 129 > 96 + 32
-      {0x4C00, true, false},  // x 129 - 1 = 128
-      {0x4800, false, false},
+      {0x6420, true, true},   // x 322 - 193 = 129 > 96 + 32
+      {0x6400, true, false},  // x 321 - 193 = 128
+      {0x6000, false, false},
   };
   int compared = 0;
   for (const Row& row : rows) {
     for (const Around& around : kAround) {
       Pins<Vopd_top> pins;
-      for (std::uint32_t i = 0; i < 16; ++i) pins.sample(finite(0, i, kOne));
+      for (std::uint32_t i = 0; i < 16; ++i) pins.sample(finite(0, i, kLevel));
       pins.write(reg::kLearningRateChange, 50);
       EXPECT_EQ(raised(pins.sample(finite(0, around.step, row.last)), Flag::kJump),
                 around.desensitised ? row.desensitised_jump : row.jump)
@@ -243,10 +431,10 @@ TEST(Desensitised, TheHorizonOfForecastIsHalf) {
     bool forecast, desensitised_forecast;
   };
   const Row rows[] = {
-      {0x5C00, true, true},   // x 257 then 385: h = 127, 2d = 1024 > 8h = 1016
-      {0x5C20, true, false},  // x 258: 2d = 1016
-      {0x6400, true, false},  // x 321: 2d = 512 > 4h = 508
-      {0x6420, false, false},
+      {0x65C0, true, true},   // x 337 then 396: h = 116, 4d = 944 > 8h = 928
+      {0x65E0, true, false},  // x 338: 4d = 928
+      {0x6960, true, false},  // x 366: 4d = 480 > 4h = 464
+      {0x6980, false, false},
   };
   int compared = 0;
   for (const Row& row : rows) {
@@ -254,7 +442,7 @@ TEST(Desensitised, TheHorizonOfForecastIsHalf) {
       Pins<Vopd_top> pins;
       pins.sample(finite(0, 0, row.first));
       pins.write(reg::kLearningRateChange, 50);
-      EXPECT_EQ(raised(pins.sample(finite(0, around.step, 0x6C00)), Flag::kForecast),
+      EXPECT_EQ(raised(pins.sample(finite(0, around.step, 0x6D20)), Flag::kForecast),
                 around.desensitised ? row.desensitised_forecast : row.forecast)
           << row.first << " step " << around.step;
       ++compared;
@@ -320,12 +508,12 @@ TEST(State, IsPerOperator) {
   Pins<Vopd_top> pins;
   for (std::uint32_t i = 0; i < 16; ++i) {
     for (std::uint16_t op = 0; op < 256; op = static_cast<std::uint16_t>(op + 85)) {
-      pins.sample(finite(op, i, op == 85 ? 0x4820 : kOne));
+      pins.sample(finite(op, i, op == 85 ? 0x6020 : kLevel));
     }
   }
-  EXPECT_FALSE(raised(pins.sample(finite(85, 16, 0x4820)), Flag::kJump));
-  EXPECT_TRUE(raised(pins.sample(finite(170, 16, 0x4820)), Flag::kJump));
-  EXPECT_TRUE(raised(pins.sample(finite(84, 16, 0x4820)), Flag::kWarmup));
+  EXPECT_FALSE(raised(pins.sample(finite(85, 16, 0x6020)), Flag::kJump));
+  EXPECT_TRUE(raised(pins.sample(finite(170, 16, 0x6020)), Flag::kJump));
+  EXPECT_TRUE(raised(pins.sample(finite(84, 16, 0x6020)), Flag::kWarmup));
 }
 
 }  // namespace

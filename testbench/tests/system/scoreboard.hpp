@@ -87,6 +87,7 @@ class Scoreboard {
   Counts counts;
   std::map<unsigned, std::uint64_t> formats, modes, causes;
   std::array<std::uint64_t, kFlagNames.size()> flags{};
+  std::array<std::uint64_t, kFlagNames.size()> flags_under_scale{};  ///< of these, scale_log2 not 0
 
  private:
   struct Gathered {
@@ -226,7 +227,11 @@ class Scoreboard {
     ++formats[output.record.format];
     ++modes[output.record.mode];
     ++causes[output.record.cause];
-    for (std::size_t f = 0; f < flags.size(); ++f) flags[f] += output.record.flags >> f & 1u;
+    for (std::size_t f = 0; f < flags.size(); ++f) {
+      const unsigned raised = output.record.flags >> f & 1u;
+      flags[f] += raised;
+      flags_under_scale[f] += completion.descriptor.scale_log2 != 0 ? raised : 0u;
+    }
     return detection->event();
   }
 

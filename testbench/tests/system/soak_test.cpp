@@ -27,12 +27,14 @@ bool full_soak() {
 }
 
 /// A configuration with short timers and both engines in the risk, so that every transition of the
-/// controller is met often.
+/// controller is met often, and with headrooms that let both kinds of operands raise every flag.
 Config restless() {
   Config config;
   config.quiet_steps = 5;
   config.safe_steps = 3;
   config.baseline_reseed_run = 3;
+  config.forecast_headroom_scaled = 60;
+  config.jump_headroom_scaled = 300;
   config.weight_z = 128;
   config.weight_d2 = 64;
   config.z_threshold = 1.5f;
@@ -176,6 +178,15 @@ void soak(PinDevice& rtl, const Soak& what, CorruptibleDevice* corruptible = nul
                           (bit != Flag::kUpset || corruptible != nullptr);
     EXPECT_EQ(scoreboard.flags[flag] > 0, possible)
         << kFlagNames[flag] << ": " << scoreboard.flags[flag];
+  }
+  // Operands under a loss scale, and others, have headrooms of their own.
+  for (const Flag flag : {Flag::kForecast, Flag::kJump}) {
+    const auto of = static_cast<std::size_t>(flag);
+    if (!parameters.forecast_engine) continue;
+    EXPECT_LT(scoreboard.flags_under_scale[of], scoreboard.flags[of]) << kFlagNames[of];
+    if (flag == Flag::kForecast || what.config.jump_headroom_scaled > 0) {
+      EXPECT_GT(scoreboard.flags_under_scale[of], 0u) << kFlagNames[of];
+    }
   }
 }
 

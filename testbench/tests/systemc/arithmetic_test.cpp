@@ -405,6 +405,152 @@ TEST(SystemcForecastEngine, DesensitisedJumpsAreHigherAndTheHorizonShorter) {
             bits({Flag::kWarmup, Flag::kForecast}));
 }
 
+/// One sample of an operator with 16 samples in its baseline: magnitude, its code x, what it stands
+/// above the baseline in 1/128 bit, and the flags.
+struct GateRow {
+  Format format;
+  std::uint32_t magnitude;
+  int code;
+  int deviation;
+  bool desensitised;
+  std::uint16_t flags;
+};
+
+constexpr std::uint16_t kC = flag_bit(Flag::kCritical);
+constexpr std::uint16_t kF = flag_bit(Flag::kForecast);
+constexpr std::uint16_t kJ = flag_bit(Flag::kJump);
+constexpr int kFar = 9999;  // more than any threshold
+
+// FORECAST below 128, JUMP below 256. With a shift of 2 FORECAST when 4d > 4h: the number d in 1/128
+// bit is then compared with the number h in 1/32 bit.
+constexpr GateRow kWithoutScale[] = {
+    {Format::kFp16, 0x6BFF, 384, kFar, false, kJ},             // h = 128
+    {Format::kFp16, 0x6C00, 385, kFar, false, kF | kJ},        // h = 127
+    {Format::kFp16, 0x6C00, 385, 127, false, 0},               // 508 > 508
+    {Format::kFp16, 0x6C00, 385, 128, false, kF},              // 512 > 508
+    {Format::kFp16, 0x5BFF, 256, kFar, false, 0},              // h = 256
+    {Format::kFp16, 0x5C00, 257, kFar, false, kJ},             // h = 255
+    {Format::kFp16, 0x5C00, 257, 385, false, kJ},              // 385 > 4 * 96
+    {Format::kFp16, 0x5C00, 257, 384, false, 0},               //
+    {Format::kFp16, 0x7920, 492, kFar, false, kF | kC | kJ},   // h = 20
+    {Format::kFp16, 0x7920, 492, 20, false, kC},               // 80 > 80
+    {Format::kFp16, 0x7920, 492, 21, false, kF | kC},          //
+    {Format::kFp16, 0x6BFF, 384, kFar, true, kJ},              //
+    {Format::kFp16, 0x6C00, 385, 254, true, 0},                // 1016 > 2 * 508
+    {Format::kFp16, 0x6C00, 385, 255, true, kF},               //
+    {Format::kFp16, 0x5BFF, 256, kFar, true, 0},               //
+    {Format::kFp16, 0x5C00, 257, 512, true, 0},                // 512 > 4 * (96 + 32)
+    {Format::kFp16, 0x5C00, 257, 513, true, kJ},               //
+    {Format::kBf16, 0x7B7C, 3840, kFar, false, 0},             // h = 256
+    {Format::kBf16, 0x7B80, 3841, kFar, false, kJ},            // h = 255
+    {Format::kBf16, 0x7D7C, 3968, kFar, false, kJ},            // h = 128
+    {Format::kBf16, 0x7D80, 3969, kFar, false, kF | kJ},       // h = 127
+    {Format::kBf16, 0x7F24, 4076, kFar, false, kF | kC | kJ},  // h = 20
+};
+
+// FORECAST below 20, JUMP below 64.
+constexpr GateRow kUnderScale[] = {
+    {Format::kFp16, 0x7920, 492, kFar, false, kC | kJ},        // h = 20
+    {Format::kFp16, 0x7940, 493, kFar, false, kF | kC | kJ},   // h = 19
+    {Format::kFp16, 0x7940, 493, 19, false, kC},               // 76 > 76
+    {Format::kFp16, 0x7940, 493, 20, false, kF | kC},          //
+    {Format::kFp16, 0x6C00, 385, kFar, false, 0},              // h = 127
+    {Format::kFp16, 0x73FF, 448, kFar, false, 0},              // h = 64
+    {Format::kFp16, 0x7400, 449, kFar, false, kJ},             // h = 63
+    {Format::kFp16, 0x7400, 449, 385, false, kJ},              //
+    {Format::kFp16, 0x7400, 449, 384, false, 0},               //
+    {Format::kFp16, 0x7920, 492, kFar, true, kC | kJ},         //
+    {Format::kFp16, 0x7940, 493, 38, true, kC},                // 152 > 2 * 76
+    {Format::kFp16, 0x7940, 493, 39, true, kF | kC},           //
+    {Format::kFp16, 0x73FF, 448, kFar, true, 0},               //
+    {Format::kFp16, 0x7400, 449, 512, true, 0},                //
+    {Format::kFp16, 0x7400, 449, 513, true, kJ},               //
+    {Format::kBf16, 0x7F24, 4076, kFar, false, kC | kJ},       // h = 20
+    {Format::kBf16, 0x7F28, 4077, kFar, false, kF | kC | kJ},  // h = 19
+    {Format::kBf16, 0x7B80, 3841, kFar, false, 0},             // h = 255
+};
+
+/// Flags of one row under a loss scale.
+std::uint16_t flags_of(const Config& config, const GateRow& row, int scale_log2) {
+  EXPECT_EQ(log2_code(row.format, row.magnitude), row.code);
+  ForecastState state{4 * (row.code - 32 * scale_log2) - row.deviation, 16, 0};
+  const OpDescriptor descriptor{.format = row.format,
+                                .scale_log2 = static_cast<std::int8_t>(scale_log2)};
+  return ForecastEngine{config}.detect(descriptor, finite(row.magnitude), state, row.desensitised);
+}
+
+TEST(SystemcForecastEngine, HeadroomsOfOperandsWithoutAndUnderALossScale) {
+  Config config = kFixedConfig;
+  config.forecast_shift = 2;
+  config.jump_headroom = 256;
+  int compared = 0;
+  for (const GateRow& row : kWithoutScale) {
+    EXPECT_EQ(flags_of(config, row, 0), row.flags) << row.code << " + " << row.deviation;
+    ++compared;
+  }
+  for (const int scale_log2 : {1, -1, 16, 127, -128}) {
+    for (const GateRow& row : kUnderScale) {
+      EXPECT_EQ(flags_of(config, row, scale_log2), row.flags)
+          << row.code << " + " << row.deviation << " at scale " << scale_log2;
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 22 + 5 * 18);
+}
+
+TEST(SystemcForecastEngine, EachHeadroomActsOnItsOwnFlagAndKindOfOperand) {
+  Config closed = kFixedConfig;
+  closed.forecast_headroom = closed.forecast_headroom_scaled = 0;
+  closed.jump_headroom = closed.jump_headroom_scaled = 0;
+  const GateRow at_limit{Format::kFp16, 0x7BFF, 512, kFar, false, 0};  // h = 0
+  for (const int scale_log2 : {0, 1, -1}) EXPECT_EQ(flags_of(closed, at_limit, scale_log2), kC);
+
+  Config open = closed;
+  open.forecast_headroom = 1;
+  EXPECT_EQ(flags_of(open, at_limit, 0), kF | kC);
+  EXPECT_EQ(flags_of(open, at_limit, 1), kC);
+  EXPECT_EQ(flags_of(open, at_limit, -1), kC);
+  open = closed;
+  open.forecast_headroom_scaled = 1;
+  EXPECT_EQ(flags_of(open, at_limit, 0), kC);
+  EXPECT_EQ(flags_of(open, at_limit, 1), kF | kC);
+  EXPECT_EQ(flags_of(open, at_limit, -1), kF | kC);
+  open = closed;
+  open.jump_headroom = 1;
+  EXPECT_EQ(flags_of(open, at_limit, 0), kC | kJ);
+  EXPECT_EQ(flags_of(open, at_limit, 1), kC);
+  EXPECT_EQ(flags_of(open, at_limit, -1), kC);
+  open = closed;
+  open.jump_headroom_scaled = 1;
+  EXPECT_EQ(flags_of(open, at_limit, 0), kC);
+  EXPECT_EQ(flags_of(open, at_limit, 1), kC | kJ);
+  EXPECT_EQ(flags_of(open, at_limit, -1), kC | kJ);
+
+  // A limit below the sample: a headroom of -1 is below every gate, that of 0 too.
+  closed.limit_fp16 = 511;
+  for (const int scale_log2 : {0, 1, -1}) {
+    EXPECT_EQ(flags_of(closed, at_limit, scale_log2), kF | kC | kJ);
+  }
+}
+
+TEST(SystemcForecastEngine, TheLargestJumpHeadroomIsAboveEveryHeadroom) {
+  Config config = kFixedConfig;
+  config.limit_fp32 = 8191;  // the largest: h = 8191 + 4063 = 12254 at the least magnitude
+  const GateRow least{Format::kFp32, 1, -4063, 385, false, 0};
+  for (const auto& [gate, expected] :
+       {std::pair{12254, std::uint16_t{0}}, {12255, kJ}, {16383, kJ}}) {
+    Config plain = config, scaled = config;
+    plain.jump_headroom = static_cast<std::uint16_t>(gate);
+    plain.jump_headroom_scaled = 0;
+    scaled.jump_headroom = 0;
+    scaled.jump_headroom_scaled = static_cast<std::uint16_t>(gate);
+    EXPECT_EQ(flags_of(plain, least, 0), expected) << gate;
+    EXPECT_EQ(flags_of(scaled, least, 0), 0) << gate;
+    EXPECT_EQ(flags_of(plain, least, -128), 0) << gate;
+    EXPECT_EQ(flags_of(scaled, least, -128), expected) << gate;
+  }
+}
+
 TEST(SystemcForecastEngine, SaturatedStandsBesideEveryOtherFlag) {
   const ForecastEngine engine{kFixedConfig};
   ForecastState state{2048, 20, 0};

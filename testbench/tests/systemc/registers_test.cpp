@@ -516,10 +516,13 @@ TEST(SystemcCommand, TheWholeDeviceCanBeDisabled) {
 
 TEST(SystemcDesensitise, FromTheAnnouncedStepOn) {
   DeviceBench bench({}, Config{});
-  // A jump of 3 bits and a bit: over the threshold of 96, not over 96 + 32.
+  // From 32.0 (x = 161) to 384.0 (x = 275): 114 is over the threshold of 96, not over 96 + 32, and
+  // the headroom of 237 is below the 256 at which jumps begin to count.
   const auto jump_at = [&bench](std::uint16_t op, std::uint32_t step) {
-    for (std::uint32_t i = 0; i < 16; ++i) bench.sample(fp16(op, step - 16 + i), kFinite);
-    return (bench.sample(fp16(op, step), {.max_mag = 0x4A00}).flags & flag_bit(Flag::kJump)) != 0;
+    for (std::uint32_t i = 0; i < 16; ++i) {
+      bench.sample(fp16(op, step - 16 + i), {.max_mag = 0x5000});
+    }
+    return (bench.sample(fp16(op, step), {.max_mag = 0x5E00}).flags & flag_bit(Flag::kJump)) != 0;
   };
   std::uint16_t op = 0;
   EXPECT_TRUE(jump_at(op++, 100));  // nothing announced: not even of step 0
@@ -535,8 +538,8 @@ TEST(SystemcDesensitise, FromTheAnnouncedStepOn) {
 
 TEST(SystemcDesensitise, NeverBeforeAnAnnouncement) {
   DeviceBench bench({}, Config{});
-  for (std::uint32_t i = 0; i < 16; ++i) bench.sample(fp16(0, i), kFinite);
-  EXPECT_NE(bench.sample(fp16(0, 16), {.max_mag = 0x4A00}).flags & flag_bit(Flag::kJump), 0);
+  for (std::uint32_t i = 0; i < 16; ++i) bench.sample(fp16(0, i), {.max_mag = 0x5000});
+  EXPECT_NE(bench.sample(fp16(0, 16), {.max_mag = 0x5E00}).flags & flag_bit(Flag::kJump), 0);
 }
 
 // --- Events, hints, last clean step --------------------------------------------------------------

@@ -30,7 +30,7 @@ class Settings:
     norm: str = "layer"        # layer, rms (sum of squares in half precision), none
     norm_eps: float = 1e-5     # of layer norm
     activation: str = "gelu"   # gelu, relu, relu2
-    store: str = "half"        # half, E4M3, E5M2: type of operator outputs; weights and the residual stream stay in half precision
+    store: str = "half"        # half, E4M3, E5M2: type of operator outputs, but for the residual stream
 
 
 class Embedding(nn.Module):
@@ -78,7 +78,8 @@ class Attention(nn.Module):
         super().__init__()
         settings = parts.settings
         self.heads = settings.heads
-        self.scale = (settings.width // settings.heads) ** -0.5 if settings.qk_scale else 1.0  # applied to Q: the product stays small
+        # Applied to Q: the product itself stays small.
+        self.scale = (settings.width // settings.heads) ** -0.5 if settings.qk_scale else 1.0
         self.norm, self.norm8 = parts.norm(), parts.stored()
         self.qkv, self.qkv8 = nn.Linear(settings.width, 3 * settings.width), parts.stored()
         self.qk, self.qk8 = Product(), parts.stored()

@@ -117,7 +117,7 @@ class SquaredRelu(nn.Module):
 
 
 class Float8Cast(nn.Module):
-    """The elements rounded to an 8-bit format with scale 1, not saturating: what is too large becomes NaN (E4M3) or Inf (E5M2)."""
+    """Rounds elements to an 8-bit format with scale 1, not saturating: what is too large becomes NaN (E4M3) or Inf (E5M2)."""
 
     def __init__(self, format_name: str):
         super().__init__()

@@ -28,8 +28,8 @@ class Workload(ABC):
 
 
 def every_output_and_its_gradient(model: nn.Module) -> tuple[str, ...]:
-    """Probes: outputs of all leaf modules, and the gradients of the same outputs. Gradients of parameters are left out: autocast
-    widens them to FP32, which hides the type they were computed in."""
+    """Probes: outputs of all leaf modules, and the gradients of the same outputs. Gradients of parameters are left out:
+    autocast widens them to FP32, which hides the type they were computed in."""
     return ("output", *(f"gradient:{name}" for name, module in model.named_modules() if name and not any(module.children())))
 
 

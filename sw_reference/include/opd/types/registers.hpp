@@ -525,7 +525,7 @@ inline constexpr std::uint16_t kBaseline = 0x120;  ///< Exponential moving avera
 inline constexpr std::uint16_t kForecast = 0x124;  ///< FORECAST when headroom < HEADROOM (HEADROOM_SCALED of an operand under a loss scale) and (deviation << SHIFT) > headroom.
 inline constexpr std::uint16_t kCritical = 0x128;  ///< CRITICAL when headroom <= HEADROOM.
 inline constexpr std::uint16_t kJump = 0x12C;  ///< JUMP when deviation > THRESHOLD, headroom < JUMP_HEADROOM and the baseline holds at least MIN_SAMPLES.
-inline constexpr std::uint16_t kJumpHeadroom = 0x130;  ///< Headroom below which JUMP may be raised, in 1/32 bit. 0: never; 16383: always.
+inline constexpr std::uint16_t kJumpHeadroom = 0x130;  ///< Headroom below which JUMP may be raised, in 1/32 bit. 0: beyond the limit only, never with a limit of the format's largest number; 16383: always.
 inline constexpr std::uint16_t kWeightLow = 0x140;  ///< Risk is the saturating sum of the weights of the raised flags.
 inline constexpr std::uint16_t kWeightHigh = 0x144;  ///< As WEIGHT_LOW.
 inline constexpr std::uint16_t kRisk = 0x150;  ///< Risk at which an operator is moved down.
