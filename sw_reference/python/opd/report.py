@@ -544,7 +544,8 @@ def _registers(config: dict) -> str:
         reset = CONFIG_RESET.get(name)
         shown = (lambda v: f"{v:.6g}" if isinstance(v, float) else str(v))
         bits = f"{value / 32:.2f}" if name.startswith("limit_") or name in (
-            "forecast_headroom", "critical_headroom", "jump_threshold", "desensitise_jump") else DASH
+            "forecast_headroom", "forecast_headroom_scaled", "critical_headroom", "jump_threshold", "jump_headroom",
+            "jump_headroom_scaled", "desensitise_jump") else DASH
         rows.append(("changed" if value != reset else "", [f"<code>{_text(name)}</code>", shown(value), bits,
                                                            shown(reset) if reset is not None else DASH]))
     half = -(-len(rows) // 2)

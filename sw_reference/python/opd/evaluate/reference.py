@@ -96,19 +96,19 @@ class _Reference(Detector):
 class Forecast(_Reference):
     """opd's default profile: log2 deviation against headroom, jumps, saturation; or the same without jumps.
 
-    The ROC moves JUMP.THRESHOLD; without jumps FORECAST.HEADROOM."""
+    The ROC moves JUMP.THRESHOLD; without jumps FORECAST.HEADROOM, but not that of operands under a loss scale."""
     source = "docs/numerics.md, forecast engine; the reset values of the device"
 
     def __init__(self, jump: bool = True):
         self.jump = jump
         self.name = "forecast" if jump else "forecast-no-jump"
-        self.settings = {"headroom_bits": 4, "horizon_shift": 1, "baseline_shift": 4}
+        self.settings = {"headroom_bits": 4, "headroom_scaled_bits": 0.625, "horizon_shift": 2, "baseline_shift": 4}
         if jump:
-            self.settings["jump_bits"] = 3
+            self.settings |= {"jump_bits": 3, "jump_headroom_bits": 8}
         self.unit = "JUMP.THRESHOLD in bits" if jump else "-FORECAST.HEADROOM in bits"
         self.threshold = 3.0 if jump else -4.0
         self.sweep = JUMPS if jump else tuple(-bits for bits in HEADROOMS)
-        self.operations = {"add": 10, "compare": 5} if jump else {"add": 9, "compare": 3}  # integer
+        self.operations = {"add": 10, "compare": 7} if jump else {"add": 9, "compare": 4}  # integer
         self.state_bits = module().state_bits(True, False) - CONTROLLER_BITS
 
     def config_at(self, threshold: float) -> dict[str, float]:
