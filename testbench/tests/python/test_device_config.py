@@ -73,7 +73,7 @@ def trace(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "run.safetensors"
     writer = TraceWriter("run", "healthy", [Probe("op", "activation", "FP16", (4,))])
     for step in range(40):
-        writer.add_step(step, max_abs=np.float32([1 if step < 30 else 64]), nonfinite=np.int64([0]))
+        writer.add_step(step, max_abs=np.float32([32 if step < 30 else 2048]), nonfinite=np.int64([0]))
     writer.write(path)
     return path
 

@@ -51,10 +51,10 @@ class Threshold:
 @dataclass(frozen=True)
 class Horizon:
     """A second register of a flag: how many steps ahead it looks, 2^(window + field) of them."""
-    flag: Flag
+    threshold: str   # field of the flag's threshold with which it is searched; further ones of the flag take what is found
     field: str
     longest: int     # log2 of the longest horizon that is proposed
-    enough: float    # value of the flag's threshold that a horizon must keep, else the next shorter one is tried
+    enough: float    # value of that threshold that a horizon must keep, else the next shorter one is tried
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,12 @@ class Engine:
         names = [self.window, *([self.horizon.field] if self.horizon else [])]
         for threshold in self.thresholds:
             names += [threshold.field, *threshold.follows]
-        return (*names, *(threshold.weight for threshold in self.thresholds), *(weight for _, weight in self.plain))
+        return (*names, *(weight for _, weight in self.flags))
+
+    @property
+    def flags(self) -> tuple[tuple[Flag, str], ...]:
+        """Flags of the table, each once, with the field of its weight."""
+        return (*dict.fromkeys((threshold.flag, threshold.weight) for threshold in self.thresholds), *self.plain)
 
 
 def alpha(window: int) -> float:
@@ -84,12 +89,16 @@ def alpha(window: int) -> float:
 ENGINES = {
     "forecast": Engine(
         "forecast", "baseline_shift", (2, 3, 4, 5, 6),
-        # 8 bits of headroom: half of the range of FP16. Wider, the gate would decide nothing.
-        (Threshold(Flag.FORECAST, "weight_forecast", "forecast_headroom", 256, 1, "1/32 bit"),
+        # 8 bits of headroom: half of the range of FP16. Wider, the gate would decide nothing. 0: no sample is forecast.
+        (Threshold(Flag.FORECAST, "weight_forecast", "forecast_headroom", 256, 0, "1/32 bit"),
+         # Of operands under a loss scale: never wider than by reset, where it is about one doubling of the scale.
+         Threshold(Flag.FORECAST, "weight_forecast", "forecast_headroom_scaled", CONFIG_RESET["forecast_headroom_scaled"], 0,
+                   "1/32 bit"),
+         # JUMP_HEADROOM stays at reset: healthy runs do not say how near to the limit a jump has to end to matter.
          Threshold(Flag.JUMP, "weight_jump", "jump_threshold", 0, 1023, "1/32 bit")),
         ((Flag.SATURATED, "weight_saturated"),),
         # 64 steps: looking further, the deviation of a single sample would decide.
-        Horizon(Flag.FORECAST, "forecast_shift", 6, CONFIG_RESET["forecast_headroom"])),
+        Horizon("forecast_headroom", "forecast_shift", 6, CONFIG_RESET["forecast_headroom"])),
     "published": Engine(
         "published", "published_alpha", tuple(alpha(window) for window in (32, 64, 128, 256, 512)),
         # D2 speaks only in the upper half of a format, where those of up to 16 bits have no finer step than its reset value.

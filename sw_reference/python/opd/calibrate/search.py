@@ -21,9 +21,9 @@ class Proposal:
     """Settings of an engine."""
     engine: Engine
     window: float
-    position: dict[Flag, int] = field(default_factory=dict)  # of the thresholds in use
-    horizon: int | None = None                               # value of the horizon's field
-    plain: set[Flag] = field(default_factory=set)            # flags without a threshold that are in use
+    position: dict[str, int] = field(default_factory=dict)  # of the thresholds in use, by field
+    horizon: int | None = None                              # value of the horizon's field
+    plain: set[Flag] = field(default_factory=set)           # flags without a threshold that are in use
 
     @property
     def bound(self) -> int:
@@ -33,23 +33,24 @@ class Proposal:
     @property
     def unused(self) -> list[Flag]:
         """Flags that do not keep the rate: their weight is 0."""
-        return [flag for flag, _ in self._searched() if flag not in self.position and flag not in self.plain]
+        return [flag for flag, _ in self.engine.flags if flag not in self.plain and not self._uses(flag)]
 
-    def threshold_fields(self, threshold: Threshold, position: int, horizon: int | None) -> dict[str, float]:
-        fields = {self.engine.window: self.window, **threshold.fields(position)}
-        if self.engine.horizon and self.engine.horizon.flag is threshold.flag:
-            fields[self.engine.horizon.field] = CONFIG_RESET[self.engine.horizon.field] if horizon is None else horizon
+    def flag_fields(self, flag: Flag) -> dict[str, float]:
+        """The registers that a flag in use depends on. One of its thresholds that is not set yet is as insensitive as can be."""
+        fields = {self.engine.window: self.window}
+        for threshold in self._thresholds(flag):
+            fields |= threshold.fields(self.position.get(threshold.field, threshold.positions))
+            if self.engine.horizon and self.engine.horizon.threshold == threshold.field:
+                horizon = self.engine.horizon.field
+                fields[horizon] = CONFIG_RESET[horizon] if self.horizon is None else self.horizon
         return fields
 
     def flags(self) -> dict[Flag, tuple[Settings, int]]:
         """What adds to the risk: the settings that each flag depends on, and its weight."""
         weights = self._profile_weights()
         found = {flag: ((), weights[flag]) for flag in self.plain}
-        for threshold in self.engine.thresholds:
-            if threshold.flag in self.position:
-                fields = self.threshold_fields(threshold, self.position[threshold.flag], self.horizon)
-                found[threshold.flag] = (settings_of(fields), weights[threshold.flag])
-        searched = {flag for flag, _ in self._searched()}
+        searched = [flag for flag, _ in self.engine.flags]
+        found |= {flag: (settings_of(self.flag_fields(flag)), weights[flag]) for flag in searched if self._uses(flag)}
         found |= {flag: ((), weight) for flag, weight in weights.items() if weight and flag not in searched}
         return found
 
@@ -59,8 +60,8 @@ class Proposal:
         if self.engine.horizon:
             found[self.engine.horizon.field] = CONFIG_RESET[self.engine.horizon.field]
         for threshold in self.engine.thresholds:
-            if threshold.flag in self.position:
-                found |= self.threshold_fields(threshold, self.position[threshold.flag], self.horizon)
+            if self._uses(threshold.flag):
+                found |= self.flag_fields(threshold.flag)
             else:
                 found |= {name: CONFIG_RESET[name] for name in (threshold.field, *threshold.follows)}
         return found
@@ -68,11 +69,13 @@ class Proposal:
     def weights(self) -> dict[str, int]:
         """Weights of the engine's flags in its own profile: 0 for those that are not used."""
         weights = self._profile_weights()
-        return {field: 0 if flag in self.unused else weights[flag] for flag, field in self._searched()}
+        return {field: 0 if flag in self.unused else weights[flag] for flag, field in self.engine.flags}
 
-    def _searched(self) -> list[tuple[Flag, str]]:
-        """Flags of the table with the field of their weight."""
-        return [(threshold.flag, threshold.weight) for threshold in self.engine.thresholds] + list(self.engine.plain)
+    def _thresholds(self, flag: Flag) -> list[Threshold]:
+        return [threshold for threshold in self.engine.thresholds if threshold.flag is flag]
+
+    def _uses(self, flag: Flag) -> bool:
+        return any(threshold.field in self.position for threshold in self._thresholds(flag))
 
     def _profile_weights(self) -> dict[Flag, int]:
         """Of every flag in the engine's profile; status flags have none. Samples with NONFINITE are not judged."""
@@ -115,7 +118,7 @@ class Search:
         return chosen
 
     def fit(self, engine: Engine, window: float) -> Proposal:
-        """Flag by flag, first each with an equal share of the alarms that may be, then each with what the others leave, until
+        """Threshold by threshold, first each with an equal share of the alarms that may be, then each with what the others leave, until
         no register can move."""
         proposal = Proposal(engine, window)
         steps: list[Callable[[Proposal, float], None]] = [
@@ -139,7 +142,7 @@ class Search:
 
     def _fit_threshold(self, proposal: Proposal, threshold: Threshold, share: float) -> None:
         horizon = proposal.engine.horizon
-        if horizon is None or horizon.flag is not threshold.flag:
+        if horizon is None or horizon.threshold != threshold.field:
             self._bisect(proposal, threshold, share)
             return
         found: list[tuple[int, int]] = []  # position, value of the horizon's field
@@ -148,36 +151,36 @@ class Search:
                 continue
             proposal.horizon = value
             self._bisect(proposal, threshold, share)
-            if threshold.flag in proposal.position:
-                found.append((proposal.position[threshold.flag], value))
+            if threshold.field in proposal.position:
+                found.append((proposal.position[threshold.field], value))
                 if threshold.value(found[-1][0]) >= horizon.enough:
                     return
-        proposal.position.pop(threshold.flag, None)
+        proposal.position.pop(threshold.field, None)
         proposal.horizon = None
         if found:  # none is as long as wanted: the widest gate, then the longest horizon
-            proposal.position[threshold.flag], proposal.horizon = min(found, key=lambda pair: (pair[0], -pair[1]))
+            proposal.position[threshold.field], proposal.horizon = min(found, key=lambda pair: (pair[0], -pair[1]))
 
     def _bisect(self, proposal: Proposal, threshold: Threshold, share: float) -> None:
         """Sets the most sensitive position that keeps the rate; takes the flag out of use when none does."""
         def keeps(position: int) -> bool:
-            proposal.position[threshold.flag] = position
+            proposal.position[threshold.field] = position
             return self.keeps(proposal, share)
 
         low, high = 0, threshold.positions
         if keeps(low):
             return
         if not keeps(high):
-            del proposal.position[threshold.flag]
+            del proposal.position[threshold.field]
             return
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if keeps(middle) else (middle, high)
-        proposal.position[threshold.flag] = high
+        proposal.position[threshold.field] = high
 
     @staticmethod
     def _last(proposal: Proposal) -> float:
         threshold = proposal.engine.thresholds[-1]
-        position = proposal.position.get(threshold.flag)
+        position = proposal.position.get(threshold.field)
         return np.inf if position is None else threshold.value(position)
 
     @staticmethod
