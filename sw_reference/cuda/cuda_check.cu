@@ -78,7 +78,7 @@ std::vector<Completion> random_batch(std::mt19937_64& rng, const std::byte* pool
         .op = static_cast<std::uint16_t>(below(rng, num_ops + 2)),  // two are illegal
         .format = static_cast<Format>(below(rng, 40) == 0 ? 5 + below(rng, 250) : below(rng, 5)),
         .step = batch * 3 + static_cast<std::uint32_t>(below(rng, 3)),
-        .scale_log2 = static_cast<std::int8_t>(below(rng, 256))};
+        .scale_log2 = static_cast<std::int8_t>(below(rng, 2) == 0 ? 0 : below(rng, 256))};
     if (below(rng, 4) == 0) {
       completion.statistic = {
           .max_mag = static_cast<std::uint32_t>(rng()),

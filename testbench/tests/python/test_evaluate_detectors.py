@@ -20,7 +20,7 @@ from opd.evaluate.maxima import MegatronSpike, TransformerEngineAmax
 from opd.evaluate.metrics import first_nonfinite, lead_steps
 from opd.evaluate.reference import Forecast, Published, ReferenceMissing, learning_rate_changes, module
 from opd.evaluate.reference import statistics as arguments_of
-from opd.registers import Flag
+from opd.registers import CONFIG_RESET, Flag
 from opd.report import read_records
 from opd.trace import Probe, Trace
 
@@ -312,6 +312,19 @@ def test_lead_and_alarms_are_those_of_opd_replay(tmp_path):
                 compared += 1
             compared += 1
     assert compared == 3 * 3 + 3
+
+
+@needs_reference
+def test_the_settings_that_are_shown_are_the_reset_values():
+    told = Forecast().settings
+    bits = {"headroom_bits": "forecast_headroom", "headroom_scaled_bits": "forecast_headroom_scaled", "jump_bits": "jump_threshold",
+            "jump_headroom_bits": "jump_headroom"}
+    shifts = {"horizon_shift": "forecast_shift", "baseline_shift": "baseline_shift"}
+    assert told == {key: CONFIG_RESET[field] / 32 for key, field in bits.items()} | \
+        {key: CONFIG_RESET[field] for key, field in shifts.items()}
+    assert CONFIG_RESET["jump_headroom_scaled"] == 0  # what docs/evaluation.md says of jumps under a loss scale
+    assert Forecast().threshold == told["jump_bits"] and Forecast(jump=False).threshold == -told["headroom_bits"]
+    assert Forecast(jump=False).settings == {key: value for key, value in told.items() if not key.startswith("jump")}
 
 
 @needs_reference

@@ -150,10 +150,11 @@ TEST(ReferenceBatch, ThrustHostPipelineEqualsCpuReference) {
       }
       for (ref::Segment& segment : segments) {
         const Format format = tb::kFormats[rng() % 5];
-        segment.descriptor = {.op = static_cast<std::uint16_t>(rng() % parameters.num_ops),
-                              .format = format,
-                              .step = static_cast<std::uint32_t>(batch),
-                              .scale_log2 = static_cast<std::int8_t>(tb::draw(rng, -20, 20))};
+        segment.descriptor = {
+            .op = static_cast<std::uint16_t>(rng() % parameters.num_ops),
+            .format = format,
+            .step = static_cast<std::uint32_t>(batch),
+            .scale_log2 = static_cast<std::int8_t>(rng() % 2 == 0 ? 0 : tb::draw(rng, -20, 20))};
         segment.seq = seq++;
         if (rng() % 4 == 0) {
           segment.statistic = {
