@@ -29,7 +29,7 @@ class Bench {
  public:
   explicit Bench(const Config& config = {})
       : module_(std::make_unique<Vopd_device_status>(&context_)) {
-    std::array<std::uint32_t, 16> bits{};
+    std::array<std::uint32_t, (kConfigPackedBits + 31) / 32> bits{};
     for (const ConfigField& f : kConfigFields) {
       const auto value = static_cast<std::uint32_t>(f.get(config));
       for (unsigned i = 0; i < f.width; ++i) {
