@@ -58,10 +58,11 @@ def test_a_missing_log_is_named(tmp_path):
 
 def test_another_table_is_stale(script):
     document = "a\n<!-- logs: written by scripts/incident_logs -->\nold\n<!-- end -->\nb"
-    changed = script.put(document, "logs", "new")
-    assert changed == document.replace("old", "new") and script.put(changed, "logs", "new") == changed
-    with pytest.raises(SystemExit, match="are missing"):
-        script.put("no marks", "logs", "new")
+    changed = script.put(Path("page"), document, "logs", "incident_logs", "new")
+    assert changed == document.replace("old", "new")
+    assert script.put(Path("page"), changed, "logs", "incident_logs", "new") == changed
+    with pytest.raises(SystemExit, match="incident_logs: page: .* are missing"):
+        script.put(Path("page"), "no marks", "logs", "incident_logs", "new")
 
 
 def test_rows_of_one_log_that_say_the_same_are_one(script):

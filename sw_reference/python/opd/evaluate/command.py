@@ -74,7 +74,12 @@ def evaluate(paths: Sequence[str], labels_file: str | None = None, kinds: Sequen
     """The content of evaluation.json. Raises CorpusError, TraceError, ReferenceMissing, ConfigFileError."""
     if seed < 0:
         raise CorpusError("--seed", "seed", f"{seed} is negative", "give 0 or more")
-    detectors = _chosen(names, config_file)
+    return hold(_chosen(names, config_file), paths, labels_file, kinds, seed, only, goals_of)
+
+
+def hold(detectors: Sequence[Detector], paths: Sequence[str], labels_file: str | None = None, kinds: Sequence[str] | None = None,
+         seed: int = 1, only: str | None = None, goals_of: str = "forecast") -> dict:
+    """The same for detectors of one's own, whose names differ. Raises CorpusError, TraceError, ReferenceMissing."""
     if goals_of != "forecast" and goals_of not in [detector.name for detector in detectors]:
         raise CorpusError("--goals", goals_of, "is none of the detectors",
                           f"use {', '.join(detector.name for detector in detectors)}")
