@@ -317,8 +317,8 @@ def test_lead_and_alarms_are_those_of_opd_replay(tmp_path):
 @needs_reference
 def test_the_settings_that_are_shown_are_the_reset_values():
     told = Forecast().settings
-    bits = {"headroom_bits": "forecast_headroom", "headroom_scaled_bits": "forecast_headroom_scaled", "jump_bits": "jump_threshold",
-            "jump_headroom_bits": "jump_headroom"}
+    bits = {"headroom_bits": "forecast_headroom", "headroom_scaled_bits": "forecast_headroom_scaled",
+            "jump_bits": "jump_threshold", "jump_headroom_bits": "jump_headroom"}
     shifts = {"horizon_shift": "forecast_shift", "baseline_shift": "baseline_shift"}
     assert told == {key: CONFIG_RESET[field] / 32 for key, field in bits.items()} | \
         {key: CONFIG_RESET[field] for key, field in shifts.items()}

@@ -36,7 +36,7 @@ class Proposal:
         return [flag for flag, _ in self.engine.flags if flag not in self.plain and not self._uses(flag)]
 
     def flag_fields(self, flag: Flag) -> dict[str, float]:
-        """The registers that a flag in use depends on. One of its thresholds that is not set yet is as insensitive as can be."""
+        """The registers that a flag in use depends on. A threshold of it that is not set yet is as insensitive as can be."""
         fields = {self.engine.window: self.window}
         for threshold in self._thresholds(flag):
             fields |= threshold.fields(self.position.get(threshold.field, threshold.positions))
@@ -118,8 +118,8 @@ class Search:
         return chosen
 
     def fit(self, engine: Engine, window: float) -> Proposal:
-        """Threshold by threshold, first each with an equal share of the alarms that may be, then each with what the others leave, until
-        no register can move."""
+        """Threshold by threshold, first each with an equal share of the alarms that may be, then each with what the others
+        leave, until no register can move."""
         proposal = Proposal(engine, window)
         steps: list[Callable[[Proposal, float], None]] = [
             lambda proposal, share, flag=flag: self._fit_plain(proposal, flag, share) for flag, _ in engine.plain]
