@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 # Name of the command -> its module, which has main(argv) and is imported only when it is called.
@@ -25,5 +26,16 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if asked else 2
 
 
+def run() -> int:
+    """`main`, but a reader of the output that leaves early (`opd evaluate ... | head`) ends it in silence, as it does for others."""
+    try:
+        status = main()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        return 141
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

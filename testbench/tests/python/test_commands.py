@@ -44,6 +44,14 @@ def test_bad_input_keeps_its_exit_status(program, name, tmp_path):
     assert result.returncode == 2 and str(missing) in result.stderr
 
 
+def test_a_reader_that_leaves_early(tmp_path):
+    """Exit status of a program that SIGPIPE ended, and no traceback."""
+    shipped = ROOT / "traces" / "captured" / "healthy.safetensors"
+    command = f"{sys.executable} -m opd import --help; {sys.executable} -m opd evaluate {shipped} --out {tmp_path}"
+    result = run("bash", "-c", f"({command}; echo status $? >&2) | true")
+    assert result.stderr.strip() in ("status 141", "status 0") and "Traceback" not in result.stderr
+
+
 def test_an_unknown_command_is_named():
     result = run(sys.executable, "-m", "opd", "no-such-command")
     assert result.returncode == 2 and "no-such-command" in result.stderr
