@@ -39,8 +39,7 @@ inline std::uint16_t forecast_engine(const Config& config, const Sample& sample,
     flags |= flag_bit(Flag::kForecast);
   }
   if (headroom <= config.critical_headroom) flags |= flag_bit(Flag::kCritical);
-  if (headroom < near_jump && sample.age >= config.jump_min_samples &&
-      deviation > kGuard * jump) {
+  if (headroom < near_jump && sample.age >= config.jump_min_samples && deviation > kGuard * jump) {
     flags |= flag_bit(Flag::kJump);
   }
 
