@@ -134,7 +134,7 @@ package opd_reg_pkg;
     critical_headroom: 10'd32,
     forecast_headroom_scaled: 10'd20,
     forecast_shift: 2'd2,
-    forecast_headroom: 10'd128,
+    forecast_headroom: 10'd96,
     baseline_warmup_samples: 8'd16,
     baseline_reseed_run: 8'd16,
     baseline_shift: 4'd4,

@@ -60,7 +60,7 @@ CONFIG_RESET = {
     "baseline_shift": 4,
     "baseline_reseed_run": 16,
     "baseline_warmup_samples": 16,
-    "forecast_headroom": 128,
+    "forecast_headroom": 96,
     "forecast_shift": 2,
     "forecast_headroom_scaled": 20,
     "critical_headroom": 32,

@@ -289,7 +289,7 @@ def test_a_flag_takes_the_alarms_that_others_leave():
 
 @needs_reference
 def test_the_longest_horizon_that_leaves_the_gate_open_is_taken():
-    enough = int(HEADROOM.sensitive - FORECAST.horizon.enough)  # position of 4 bits
+    enough = int(HEADROOM.sensitive - FORECAST.horizon.enough)  # position of the reset value
     taken = set()
     for scale in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8):
         search = Search(Evidence([subject_of(trace) for trace in walks(SEED, 3, 200, 4, scale, 12.5)]), range(3), 5.0, 1)

@@ -317,11 +317,8 @@ def test_lead_and_alarms_are_those_of_opd_replay(tmp_path):
 @needs_reference
 def test_the_settings_that_are_shown_are_the_reset_values():
     told = Forecast().settings
-    bits = {"headroom_bits": "forecast_headroom", "headroom_scaled_bits": "forecast_headroom_scaled",
-            "jump_bits": "jump_threshold", "jump_headroom_bits": "jump_headroom"}
-    shifts = {"horizon_shift": "forecast_shift", "baseline_shift": "baseline_shift"}
-    assert told == {key: CONFIG_RESET[field] / 32 for key, field in bits.items()} | \
-        {key: CONFIG_RESET[field] for key, field in shifts.items()}
+    assert told == {"headroom_bits": 3, "headroom_scaled_bits": 0.625, "horizon_shift": 2, "baseline_shift": 4, "jump_bits": 3,
+                    "jump_headroom_bits": 8}
     assert CONFIG_RESET["jump_headroom_scaled"] == 0  # what docs/evaluation.md says of jumps under a loss scale
     assert Forecast().threshold == told["jump_bits"] and Forecast(jump=False).threshold == -told["headroom_bits"]
     assert Forecast(jump=False).settings == {key: value for key, value in told.items() if not key.startswith("jump")}
@@ -334,7 +331,7 @@ def test_forecast_sees_a_ramp_and_operators_are_independent():
     samples = Samples.of(trace_of(ramp, steady, format="FP16"))
     verdict = Forecast().judge(samples)
     first = int(verdict.alarms[:, 0].argmax())
-    assert 15.99 - np.log2(ramp[first]) < 4 and verdict.alarms[first:, 0].all()  # it opens with the gate of 4 bits
+    assert 15.99 - np.log2(ramp[first]) < 3 and verdict.alarms[first:, 0].all()  # it opens with the gate of 3 bits
     assert not verdict.alarms[:, 1].any()  # near the limit, but not moving
     assert verdict.standing(0).tolist() == [False] * first + [True] * (160 - first)
     alone = Forecast().judge(Samples.of(trace_of(ramp, format="FP16")))

@@ -170,7 +170,7 @@ TEST(ReferenceForecast, AgreesWithARealValuedEngine) {
 }
 
 // A steady ramp of s bits per step: FORECAST about 64 steps before the limit, as long as that is
-// inside forecast_headroom (4 bits), and never before the headroom is. x is within 0.045 bit of the
+// inside forecast_headroom (3 bits), and never before the headroom is. x is within 0.045 bit of the
 // logarithm, and the baseline within 1/16 bit; four times the error of the deviation and once that
 // of the headroom are less than 0.5 bit.
 TEST(ReferenceForecast, RampIsForecastAboutSixtySteps) {

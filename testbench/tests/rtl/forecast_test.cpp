@@ -290,7 +290,7 @@ TEST(Forecast, EachKindOfOperandHasItsHeadroom) {
       {1023, 0, 1, 0, false},
       {1023, 0, 1, -1, true},
   };
-  EXPECT_EQ(Config{}.forecast_headroom, 128);
+  EXPECT_EQ(Config{}.forecast_headroom, 96);
   EXPECT_EQ(Config{}.forecast_headroom_scaled, 20);
   for (const Kind& row : rows) {
     Config config;

@@ -72,7 +72,7 @@ struct Config {
   std::uint8_t baseline_shift = 4;  ///< BASELINE.SHIFT: EMA weight is 2^-SHIFT.
   std::uint8_t baseline_reseed_run = 16;  ///< BASELINE.RESEED_RUN: Consecutive non-finite samples after which the baseline is re-seeded; 0 = never.
   std::uint8_t baseline_warmup_samples = 16;  ///< BASELINE.WARMUP_SAMPLES: Samples before WARMUP is lowered.
-  std::uint16_t forecast_headroom = 128;  ///< FORECAST.HEADROOM: Headroom below which a forecast is made, in 1/32 bit.
+  std::uint16_t forecast_headroom = 96;  ///< FORECAST.HEADROOM: Headroom below which a forecast is made, in 1/32 bit.
   std::uint8_t forecast_shift = 2;  ///< FORECAST.SHIFT: Horizon: the deviation is multiplied by 2^SHIFT.
   std::uint16_t forecast_headroom_scaled = 20;  ///< FORECAST.HEADROOM_SCALED: As HEADROOM, of an operand under a loss scale.
   std::uint16_t critical_headroom = 32;  ///< CRITICAL.HEADROOM: In 1/32 bit.
@@ -332,7 +332,7 @@ inline constexpr std::array<Register, 61> kRegisters = {{
     {"LIMIT_E5M2", 0x10C, 0x00003FFF, 0x00003FFF, 0x00000000, 0x00000000, 0x000001FA},
     {"LIMIT_FP32", 0x110, 0x00003FFF, 0x00003FFF, 0x00000000, 0x00000000, 0x00001000},
     {"BASELINE", 0x120, 0x00FFFF0F, 0x00FFFF0F, 0x00000000, 0x00000000, 0x00101004},
-    {"FORECAST", 0x124, 0x3FF303FF, 0x3FF303FF, 0x00000000, 0x00000000, 0x01420080},
+    {"FORECAST", 0x124, 0x3FF303FF, 0x3FF303FF, 0x00000000, 0x00000000, 0x01420060},
     {"CRITICAL", 0x128, 0x000003FF, 0x000003FF, 0x00000000, 0x00000000, 0x00000020},
     {"JUMP", 0x12C, 0x00FF03FF, 0x00FF03FF, 0x00000000, 0x00000000, 0x00100060},
     {"JUMP_HEADROOM", 0x130, 0x3FFF3FFF, 0x3FFF3FFF, 0x00000000, 0x00000000, 0x00000100},

@@ -93,6 +93,11 @@ class _Reference(Detector):
         return Verdict(samples.step, alarms, records["mode"])
 
 
+def bits_of(name: str) -> float:
+    """Reset value of a field in 1/32 bit, in bits."""
+    return CONFIG_RESET[name] / 32
+
+
 class Forecast(_Reference):
     """opd's default profile: log2 deviation against headroom, jumps, saturation; or the same without jumps.
 
@@ -102,11 +107,13 @@ class Forecast(_Reference):
     def __init__(self, jump: bool = True):
         self.jump = jump
         self.name = "forecast" if jump else "forecast-no-jump"
-        self.settings = {"headroom_bits": 4, "headroom_scaled_bits": 0.625, "horizon_shift": 2, "baseline_shift": 4}
+        self.settings = {"headroom_bits": bits_of("forecast_headroom"),
+                         "headroom_scaled_bits": bits_of("forecast_headroom_scaled"),
+                         "horizon_shift": CONFIG_RESET["forecast_shift"], "baseline_shift": CONFIG_RESET["baseline_shift"]}
         if jump:
-            self.settings |= {"jump_bits": 3, "jump_headroom_bits": 8}
+            self.settings |= {"jump_bits": bits_of("jump_threshold"), "jump_headroom_bits": bits_of("jump_headroom")}
         self.unit = "JUMP.THRESHOLD in bits" if jump else "-FORECAST.HEADROOM in bits"
-        self.threshold = 3.0 if jump else -4.0
+        self.threshold = bits_of("jump_threshold") if jump else -bits_of("forecast_headroom")
         self.sweep = JUMPS if jump else tuple(-bits for bits in HEADROOMS)
         self.operations = {"add": 10, "compare": 7} if jump else {"add": 9, "compare": 4}  # integer
         self.state_bits = module().state_bits(True, False) - CONTROLLER_BITS
