@@ -1,4 +1,4 @@
-"""Tables that a script writes into a page of docs/, between two marks: the page keeps its words, a test compares the rest."""
+"""Tables that a script writes into a page, between two marks: the page keeps its words, a test compares the rest."""
 from __future__ import annotations
 
 import sys
@@ -30,8 +30,8 @@ def code(text: str) -> str:
 def finish(page: Path, before: str, after: str, check: bool, what: str) -> int:
     """Writes the page, or says whether it is as committed. Returns the exit status."""
     if check:
-        print(f"docs/{page.name}: {what}, {'as committed' if after == before else 'STALE'}")
+        print(f"{page.name}: {what}, {'as committed' if after == before else 'STALE'}")
         return 0 if after == before else 1
     page.write_text(after, encoding="utf-8")
-    print(f"docs/{page.name}: {what}")
+    print(f"{page.name}: {what}")
     return 0

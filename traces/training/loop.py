@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import platform
 import re
@@ -20,7 +19,6 @@ from torch import nn
 from workloads import KINDS
 from workloads.text import Text
 
-HERE = Path(__file__).resolve().parent
 PROGRESS_STEPS = 50
 HALF = {"FP16": torch.float16, "BF16": torch.bfloat16}
 
@@ -109,18 +107,6 @@ def make_optimizer(model: nn.Module, settings) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
 
 
-def script_hash(model: str) -> str:
-    """SHA-256 over the scripts of this folder that a run of that kind of model uses."""
-    used, waiting = set(HERE.glob("*.py")), [HERE / "workloads" / f"{name}.py" for name in ("__init__", model)]
-    while waiting:
-        file = waiting.pop()
-        if file not in used:
-            used.add(file)
-            names = re.findall(r"(?m)^from workloads\.(\w+) import", file.read_text())
-            waiting += [HERE / "workloads" / f"{name}.py" for name in names]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(used))).hexdigest()
-
-
 def cpu_name() -> str:
     try:
         return re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
@@ -133,7 +119,7 @@ def origin(scenario: Scenario, seed: int, source: dict[str, str], command: str) 
     return {
         "command": command, "scenario": scenario.name, "why": scenario.why, "seed": seed, "data": source,
         "settings": {**dataclasses.asdict(scenario.training), **dataclasses.asdict(scenario.model_settings)},
-        "fault": None if scenario.fault is None else dataclasses.asdict(scenario.fault), "script_sha256": script_hash(scenario.model),
+        "fault": None if scenario.fault is None else dataclasses.asdict(scenario.fault),
         "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
         "platform": {"machine": platform.machine(), "cpu": cpu_name(), "threads": 1,
                      "capability": torch.backends.cpu.get_cpu_capability()},

@@ -126,14 +126,27 @@ def test_the_program_reproduces_the_shipped_traces(tmp_path, file, folder, scena
     if decisive(shipped.manifest) != decisive(short.manifest):
         pytest.skip(f"made with {shipped.manifest['versions']} on {shipped.manifest['platform']}: bits are promised for these only")
     assert short.manifest["data"] == shipped.manifest["data"]
-    common = [op for op, probe in enumerate(shipped.probes) if probe in short.probes]
-    assert len(common) == len(short.probes) and short.probes == [shipped.probes[op] for op in common]
+    # The shape of an expert's output is that of the step with most tokens: a short run may not have seen it.
+    told = [[(probe.name, probe.kind, probe.format) for probe in trace.probes] for trace in (short, shipped)]
+    common = [told[1].index(probe) for probe in told[0]]
+    assert common == sorted(common) and len(common) >= 0.9 * len(told[1])
     for member in ("max_abs", "nonfinite"):
         assert np.array_equal(getattr(short, member), getattr(shipped, member)[:SHORT, common]), member
     for member in SERIES:
         here, there = getattr(short, member), getattr(shipped, member)
         assert (here is None) == (there is None)
         assert here is None or np.array_equal(here, there[:SHORT]), member
+
+
+def test_a_whole_run_has_the_bytes_of_the_shipped_trace(tmp_path):
+    result = run_program("--scenario", "recurrent-relu-no-warmup", "--seed", 2, "--out", tmp_path)
+    if "install the Debian package" in result.stderr:
+        pytest.skip(result.stderr.strip())
+    name = "recurrent-relu-no-warmup-2.safetensors"
+    made, shipped = (Trace.read(folder / name) for folder in (tmp_path, CORPUS))
+    if made.manifest["platform"] != shipped.manifest["platform"] or made.manifest["versions"] != shipped.manifest["versions"]:
+        pytest.skip(f"made with {shipped.manifest['versions']} on {shipped.manifest['platform']}: bytes are promised for these only")
+    assert (tmp_path / name).read_bytes() == (CORPUS / name).read_bytes()
 
 
 def test_killed_run_leaves_its_steps_and_no_trace(tmp_path, text_file):
@@ -254,7 +267,7 @@ def test_probes_of_a_model(kind, tmp_path, text_file):
     """Every kind of model runs in both precisions, and what it stores has the type that it should have."""
     for precision, other in (("FP16", "BF16"), ("BF16", "FP16")):
         file = tmp_path / "scenario.toml"
-        file.write_text(f'[run]\nwhy = "a test"\nmodel = "{kind}"\nexpect = "healthy"\ntuning = [1]\nsteps = 1\n'
+        file.write_text(f'[run]\nwhy = "a test"\nmodel = "{kind}"\nexpect = "healthy"\ntuning = [1]\nsteps = 1\nbatch = 4\n'
                         f'precision = "{precision}"\n')
         out = tmp_path / precision
         assert train.main(["--file", str(file), "--scenario", "run", "--text", str(text_file), "--out", str(out)]) == 0

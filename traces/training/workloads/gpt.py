@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
+from workloads.next_character import NextCharacter
 from workloads.operators import ACTIVATIONS, NORMS, Float8, LayerNorm, Product, Softmax, Sum, choice
-from workloads.text import Characters, Text
-from workloads.workload import Batch, Workload, every_output_and_its_gradient, half_of, parameters
+from workloads.text import Text
+from workloads.workload import half_of
 
 
 @dataclass(frozen=True)
@@ -161,25 +162,14 @@ def initialize(model: nn.Module, settings: Settings) -> None:
             nn.init.normal_(parameter, std=std / math.sqrt(2 * settings.layers) if ".out." in name else std)
 
 
-def next_character_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of [B, T, vocabulary] logits and [B, T] targets."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-class GptWorkload(Workload):
+class GptWorkload(NextCharacter):
     """The GPT learns the next character."""
 
     def __init__(self, settings: Settings, precision: str, batch: int, text: Text):
-        characters = Characters(text, settings.context, batch)
-        self.model = Gpt(characters.vocabulary, settings, half_of(precision))
-        self.probes = every_output_and_its_gradient(self.model)
-        self.text = (f"character-level GPT, {settings.layers} layers, width {settings.width}, {settings.heads} heads, context "
-                     f"{settings.context}, {parameters(self.model)} parameters")
-        self.source = text.source
-        self._characters = characters
+        super().__init__(lambda vocabulary: Gpt(vocabulary, settings, half_of(precision)), text, settings.context, batch,
+                         f"character-level GPT, {shape_of(settings)}")
 
-    def batch(self, generator: Generator) -> Batch:
-        return self._characters.batch(generator)
 
-    def loss(self, batch: Batch) -> Tensor:
-        return next_character_loss(self.model(batch[0]), batch[1])
+def shape_of(settings: Settings) -> str:
+    """In words."""
+    return f"{settings.layers} layers, width {settings.width}, {settings.heads} heads, context {settings.context}"

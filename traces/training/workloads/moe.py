@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads import gpt
+from workloads.next_character import NextCharacter
 from workloads.operators import Sum
-from workloads.text import Characters, Text
-from workloads.workload import Batch, Workload, every_output_and_its_gradient, half_of, parameters
+from workloads.text import Text
+from workloads.workload import Batch, half_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Settings(gpt.Settings):
 
 
 class Gate(nn.Module):
-    """Router logits [N, experts] -> weights [N, experts] in half precision: softmax, FP32 inside, 0 outside the `top` largest."""
+    """Router logits [N, experts] -> weights [N, experts] in half precision: softmax, FP32 inside; 0 but for the `top` largest."""
 
     def __init__(self, top: int, half: torch.dtype):
         super().__init__()
@@ -98,25 +99,18 @@ class Mixture(nn.Module):
         return self.settings.balance * balance + self.settings.z_loss * logits.logsumexp(-1).square().mean()
 
 
-class MoeWorkload(Workload):
+class MoeWorkload(NextCharacter):
     """The mixture-of-experts GPT learns the next character."""
 
     def __init__(self, settings: Settings, precision: str, batch: int, text: Text):
         """Raises ValueError for settings that do not fit."""
         if not 1 <= settings.top <= settings.experts:
             raise ValueError(f"top: {settings.top} of {settings.experts} experts; give 1 to {settings.experts}")
-        characters = Characters(text, settings.context, batch)
-        self.model = gpt.Gpt(characters.vocabulary, settings, half_of(precision), Mixture)
-        self.probes = every_output_and_its_gradient(self.model)
-        self.text = (f"character-level GPT with {settings.experts} experts of width {settings.expert_width}, top {settings.top}, "
-                     f"{settings.layers} layers, width {settings.width}, {settings.heads} heads, context {settings.context}, "
-                     f"{parameters(self.model)} parameters")
-        self.source = text.source
-        self._characters = characters
-
-    def batch(self, generator: Generator) -> Batch:
-        return self._characters.batch(generator)
+        what = (f"character-level GPT with {settings.experts} experts of width {settings.expert_width}, top {settings.top}, "
+                f"{gpt.shape_of(settings)}")
+        super().__init__(lambda vocabulary: gpt.Gpt(vocabulary, settings, half_of(precision), Mixture), text, settings.context,
+                         batch, what)
 
     def loss(self, batch: Batch) -> Tensor:
-        loss = gpt.next_character_loss(self.model(batch[0]), batch[1])
-        return loss + sum(block.mlp.router_loss() for block in self.model.block)
+        """Cross entropy and the losses of the routers."""
+        return super().loss(batch) + sum(block.mlp.router_loss() for block in self.model.block)

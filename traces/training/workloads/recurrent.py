@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from workloads.gpt import next_character_loss
+from workloads.next_character import NextCharacter
 from workloads.operators import NORMS, Sum, choice
-from workloads.text import Characters, Text
-from workloads.workload import Batch, Workload, every_output_and_its_gradient, half_of, parameters
+from workloads.text import Text
+from workloads.workload import half_of
 
 
 @dataclass(frozen=True)
@@ -159,20 +159,11 @@ class Recurrent(nn.Module):
         return self.head(self.norm(x))
 
 
-class RecurrentWorkload(Workload):
+class RecurrentWorkload(NextCharacter):
     """The recurrent network learns the next character; its state starts at 0 in each sequence."""
 
     def __init__(self, settings: Settings, precision: str, batch: int, text: Text):
-        characters = Characters(text, settings.context, batch)
-        self.model = Recurrent(characters.vocabulary, settings, half_of(precision))
-        self.probes = every_output_and_its_gradient(self.model)
-        self.text = (f"character-level recurrent network, {settings.layers} layers of cell {settings.cell}, width {settings.width}, "
-                     f"context {settings.context}, {parameters(self.model)} parameters")
-        self.source = text.source
-        self._characters = characters
-
-    def batch(self, generator: Generator) -> Batch:
-        return self._characters.batch(generator)
-
-    def loss(self, batch: Batch) -> Tensor:
-        return next_character_loss(self.model(batch[0]), batch[1])
+        what = (f"character-level recurrent network, {settings.layers} layers of cell {settings.cell}, width {settings.width}, "
+                f"context {settings.context}")
+        super().__init__(lambda vocabulary: Recurrent(vocabulary, settings, half_of(precision)), text, settings.context, batch,
+                         what)

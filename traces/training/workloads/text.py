@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import torch
-from torch import Generator, Tensor
-
 PASSAGE = "gen1:1-rev22:21"
 PACKAGE = "bible-kjv"
 
@@ -49,22 +46,3 @@ def read_text(file: str | None = None) -> Text:
             raise DataError(f"{file}: text: {error}; give a readable UTF-8 file") from None
         source = {"file": Path(file).name}
     return Text(text, {**source, "sha256": hashlib.sha256(text.encode()).hexdigest()})
-
-
-class Characters:
-    """Windows of `context` characters and the one that follows each: what a character-level language model learns."""
-
-    def __init__(self, text: Text, context: int, sequences: int):
-        """sequences: of a batch. Raises DataError for a text that is too short."""
-        characters = sorted(set(text.content))
-        if len(text.content) <= context + 1 or len(characters) < 2:
-            raise DataError(f"text: {len(text.content)} characters, {len(characters)} different ones; give a longer one")
-        index = {character: i for i, character in enumerate(characters)}
-        self.vocabulary = len(characters)
-        self._windows = torch.tensor([index[character] for character in text.content]).unfold(0, context + 1, 1)
-        self._sequences = sequences
-
-    def batch(self, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, both int64 [sequences, context]."""
-        chosen = self._windows[torch.randint(len(self._windows), (self._sequences,), generator=generator)]
-        return chosen[:, :-1], chosen[:, 1:]
