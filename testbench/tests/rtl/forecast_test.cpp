@@ -172,11 +172,11 @@ TEST(Forecast, NeedsLittleHeadroomAndEnoughDeviation) {
     bool forecast;
   };
   const Row rows[] = {
-      {0x6960, 0x6D20, true},   // x 366 then 396: h = 116 < 128, 4d = 480 > 4h = 464
-      {0x6980, 0x6D20, false},  // x 367 then 396: 4d = 464
-      {0x3C00, 0x6BE0, false},  // x 1 then 384: h = 128 is not below 128
-      {0x3C00, 0x6C00, true},   // x 1 then 385
-      {0x6C00, 0x6C00, false},  // d = 0
+      {0x6CE0, 0x7000, true},   // x 393 then 417: h = 95 < 96, 4d = 384 > 4h = 380
+      {0x6D00, 0x7000, false},  // x 395 then 417: 4d = 352
+      {0x3C00, 0x6FE0, false},  // x 1 then 416: h = 96 is not below 96
+      {0x3C00, 0x7000, true},   // x 1 then 417
+      {0x7000, 0x7000, false},  // d = 0
   };
   for (const Row& row : rows) {
     Pins<Vopd_top> pins;
@@ -377,8 +377,8 @@ TEST(Forecast, TheKindOfOperandIsThatOfTheSample) {
       {0, 1, 19, true, false},
       {0, 1, 20, false, false},
       // m = 4*(1 - 32), xb = 385: d = 1664.
-      {1, 0, 127, true, true},
-      {1, 0, 128, false, true},
+      {1, 0, 95, true, true},
+      {1, 0, 96, false, true},
       {1, 0, 255, false, true},
       {1, 0, 256, false, false},
   };
@@ -431,10 +431,10 @@ TEST(Desensitised, TheHorizonOfForecastIsHalf) {
     bool forecast, desensitised_forecast;
   };
   const Row rows[] = {
-      {0x65C0, true, true},   // x 337 then 396: h = 116, 4d = 944 > 8h = 928
-      {0x65E0, true, false},  // x 338: 4d = 928
-      {0x6960, true, false},  // x 366: 4d = 480 > 4h = 464
-      {0x6980, false, false},
+      {0x69C0, true, true},   // x 369 then 417: h = 95, 4d = 768 > 8h = 760
+      {0x69E0, true, false},  // x 370: 4d = 752
+      {0x6CE0, true, false},  // x 393: 4d = 384 > 4h = 380
+      {0x6D00, false, false},
   };
   int compared = 0;
   for (const Row& row : rows) {
@@ -442,7 +442,7 @@ TEST(Desensitised, TheHorizonOfForecastIsHalf) {
       Pins<Vopd_top> pins;
       pins.sample(finite(0, 0, row.first));
       pins.write(reg::kLearningRateChange, 50);
-      EXPECT_EQ(raised(pins.sample(finite(0, around.step, 0x6D20)), Flag::kForecast),
+      EXPECT_EQ(raised(pins.sample(finite(0, around.step, 0x7000)), Flag::kForecast),
                 around.desensitised ? row.desensitised_forecast : row.forecast)
           << row.first << " step " << around.step;
       ++compared;
