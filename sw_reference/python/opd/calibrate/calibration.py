@@ -7,7 +7,7 @@ import numpy as np
 
 from opd.calibrate.bounds import needed, on_samples, over_runs
 from opd.calibrate.evidence import Evidence, Subject
-from opd.calibrate.fields import ENGINES, Engine
+from opd.calibrate.fields import ENGINES, Engine, no_more_sensitive_than_reset
 from opd.calibrate.search import Proposal, Search
 from opd.device_config import DeviceConfig
 from opd.evaluate.figures import CONFIDENCE, per_1000, quantile
@@ -18,13 +18,15 @@ CLIP_QUANTILE = 0.9  # of the gradient norm
 
 
 def calibrate(healthy: Sequence[Subject], near_limit: Sequence[Subject], rate: float, profile: str, seed: int,
-              kinds: Sequence[str] | None = None) -> DeviceConfig:
-    """The configuration for at most `rate` false alarms per 1000 probe-steps, with `calibration` filled.
+              kinds: Sequence[str] | None = None, explore: bool = False) -> DeviceConfig:
+    """The configuration for at most `rate` false alarms per 1000 probe-steps, with `calibration` filled. explore: settings more
+    sensitive than the reset values are proposed as well, where the healthy runs allow them.
 
     profile: the engine whose flags decide; the thresholds of the other are proposed as well. healthy: at least one run."""
     evidence = Evidence(healthy)
     every = range(len(healthy))
-    proposals = {name: Search(evidence, every, rate, seed).best(engine) for name, engine in ENGINES.items()}
+    engines = {name: engine if explore else no_more_sensitive_than_reset(engine) for name, engine in ENGINES.items()}
+    proposals = {name: Search(evidence, every, rate, seed).best(engine) for name, engine in engines.items()}
     thresholds = {}
     for proposal in proposals.values():
         thresholds |= proposal.fields()
@@ -36,6 +38,7 @@ def calibrate(healthy: Sequence[Subject], near_limit: Sequence[Subject], rate: f
     replayed = [subject.replayed(config.settings()) for subject in healthy]
     calibration = {
         "false_alarms_per_1000_wanted": rate, "kinds": sorted(kinds) if kinds else None, "seed": seed, "confidence": CONFIDENCE,
+        "explored": explore,
         "promised": decides["promised"], "probe_steps": int(evidence.probe_steps.sum()),
         "probe_steps_not_judged": sum(_chosen(subject, kinds) - int(subject.judged.sum()) for subject in healthy),
         "runs": [{"name": subject.run.trace.name, "file": subject.run.file.name, "class": subject.run.label.kind,

@@ -39,6 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--labels", metavar="FILE", help=f"labels of the traces (default: {LABELS_FILE} beside each)")
     parser.add_argument("--split", choices=SPLITS, help="only runs of this split")
     parser.add_argument("--assume-healthy", action="store_true", help="take every trace as healthy, whatever its label says")
+    parser.add_argument("--explore", action="store_true",
+                        help="also propose settings more sensitive than the reset values, where healthy runs allow them")
     parser.add_argument("--seed", type=int, default=1, help="of the bootstrap over runs (default 1)")
     parser.add_argument("--out", default="out/device.json", metavar="FILE",
                         help="device configuration file to write (default: out/device.json)")
@@ -50,9 +52,11 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.seed < 0:
             raise CorpusError("--seed", "seed", f"{arguments.seed} is negative", "give 0 or more")
         out = Path(arguments.out)
-        healthy, near_limit, others = chosen_runs(arguments.paths, arguments.labels, arguments.split, arguments.assume_healthy)
+        healthy, near_limit, others = chosen_runs(arguments.paths, arguments.labels, arguments.split,
+                                                  arguments.assume_healthy)
         subjects = [[_subject(run, arguments.kind) for run in runs] for runs in (healthy, near_limit)]
-        config = calibrate(*subjects, arguments.false_alarms, arguments.profile, arguments.seed, arguments.kind)
+        config = calibrate(*subjects, arguments.false_alarms, arguments.profile, arguments.seed, arguments.kind,
+                           arguments.explore)
         _make_folder(out.parent)
         config.write(out)
     except (CorpusError, TraceError, ReferenceMissing, ConfigFileError) as error:

@@ -5,7 +5,7 @@ The search tests nothing between; opd.calibrate.calibration checks the outcome a
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,6 +79,17 @@ class Engine:
     def flags(self) -> tuple[tuple[Flag, str], ...]:
         """Flags of the table, each once, with the field of its weight."""
         return (*dict.fromkeys((threshold.flag, threshold.weight) for threshold in self.thresholds), *self.plain)
+
+
+def no_more_sensitive_than_reset(engine: Engine) -> Engine:
+    """The engine with its reset window and horizon, and thresholds that start at their reset value: these were chosen on runs
+    that fail as well (docs/corpus.md), of which healthy runs know nothing."""
+    thresholds = tuple(replace(threshold, sensitive=CONFIG_RESET[threshold.field]) for threshold in engine.thresholds)
+    horizon = engine.horizon
+    if horizon is not None:
+        longest = CONFIG_RESET[engine.window] + CONFIG_RESET[horizon.field]
+        horizon = replace(horizon, longest=min(horizon.longest, longest))
+    return replace(engine, windows=(), thresholds=thresholds, horizon=horizon)
 
 
 def alpha(window: int) -> float:
