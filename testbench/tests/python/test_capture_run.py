@@ -276,6 +276,21 @@ def test_compiled_code_is_left_alone_or_split(tmp_path, wrap, caplog):
     torch.compiler.reset()
 
 
+def test_bench_of_both_models(tmp_path, capsys):
+    """The table has a row for each way, and losses are compared: a capture that changed one would raise."""
+    sizes = ["--layers", "1", "--width", "16", "--heads", "2", "--length", "8", "--batch", "2", "--steps", "2"]
+    assert cli.main(["--bench", "--", *sizes]) == 0
+    said = capsys.readouterr().out
+    assert "1 layers, width 16" in said
+    for way in ("nothing", "opd, key probes", "opd, all probes", "HF DebugUnderflowOverflow", "max, min, mean, norm"):
+        assert f"\n{way}" in said, way
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: scripts/setup installs it")
+    config = transformers.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    assert cli.main(["--bench", "--", "--pretrained", str(tmp_path), "--length", "8", "--batch", "2", "--steps", "2"]) == 0
+    assert "pretrained BertModel, 1 layers, width 16" in capsys.readouterr().out
+
+
 # --- trainers --------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +304,7 @@ class Classifier(nn.Module):
     def forward(self, x, labels):
         logits = self.gpt(x)
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
 
 
 def test_trainer_of_hugging_face(tmp_path):

@@ -62,16 +62,38 @@ class SelfAttention(nn.Module):
 
 
 class Model(nn.Module):
-    """Tokens [B, T] -> logits [B, T, 256]."""
+    """A transformer that learns the next of 256 tokens."""
+
+    vocabulary = 256
 
     def __init__(self, layers: int, width: int, heads: int):
         super().__init__()
+        self.text = f"{layers} layers, width {width}, {heads} heads"
         self.embedding = nn.Embedding(256, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
     def forward(self, tokens):
-        return self.head(self.norm(self.blocks(self.embedding(tokens))))
+        """Loss of tokens [B, T + 1]."""
+        logits = self.head(self.norm(self.blocks(self.embedding(tokens[:, :-1]))))
+        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+class Pretrained(nn.Module):
+    """A model of a folder that Hugging Face's AutoModel reads, pulled towards small outputs."""
+
+    def __init__(self, folder: str):
+        from transformers import AutoModel
+        super().__init__()
+        self.model = AutoModel.from_pretrained(folder, local_files_only=True, hidden_dropout_prob=0.0,
+                                               attention_probs_dropout_prob=0.0).train()  # every variant computes the same
+        config = self.model.config
+        self.vocabulary = config.vocab_size
+        self.text = f"pretrained {type(self.model).__name__}, {config.num_hidden_layers} layers, width {config.hidden_size}"
+
+    def forward(self, tokens):
+        """Loss of tokens [B, T + 1]."""
+        return self.model(input_ids=tokens[:, 1:]).last_hidden_state.float().square().mean()
 
 
 @dataclass
@@ -154,15 +176,16 @@ class Run:
         self.name = name
         torch.manual_seed(0)
         self._device, self._autocast = options.device, getattr(torch, options.dtype)
-        self._model = Model(options.layers, options.width, options.heads).to(options.device)
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
-        self._tokens = torch.randint(256, (options.batch, options.length + 1), device=options.device)
-        self._look = attach(self._model, folder) if attach else Look("")
+        model = Pretrained(options.pretrained) if options.pretrained else Model(options.layers, options.width, options.heads)
+        self.model = model.to(options.device)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self._tokens = torch.randint(model.vocabulary, (options.batch, options.length + 1), device=options.device)
+        self._look = attach(self.model, folder) if attach else Look("")
         self.note = self._look.note
         self.capture, self.probes = None, ""
         if capture is not None:
             path = folder / f"{len(list(folder.iterdir()))}.safetensors"
-            self.capture = Capture(self._model, path, optimizer=self._optimizer, **capture)
+            self.capture = Capture(self.model, path, optimizer=self._optimizer, **capture)
         self.seconds: list[float] = []
         self.losses: list[float] = []
 
@@ -173,8 +196,7 @@ class Run:
         self._optimizer.zero_grad()
         autocast = torch.autocast(self._device, self._autocast) if self._autocast != torch.float32 else contextlib.nullcontext()
         with autocast:
-            logits = self._model(self._tokens[:, :-1])
-            loss = functional.cross_entropy(logits.flatten(0, 1).float(), self._tokens[:, 1:].flatten())
+            loss = self.model(self._tokens)
         loss.backward()
         self._optimizer.step()
         self._look.after()
@@ -228,6 +250,8 @@ def measure(options: argparse.Namespace) -> list[Run]:
 def main(argv: list[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="opd capture --bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--pretrained", metavar="FOLDER",
+                        help="a model that Hugging Face's AutoModel reads, instead of one of the following size")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
@@ -240,9 +264,8 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     runs = measure(options)
-    print(f"torch {torch.__version__}, {options.device}, threads {options.threads}, {options.dtype}; {options.layers} layers, width "
-          f"{options.width}, {options.heads} heads, {options.batch} x {options.length} tokens; {options.steps} rounds; "
-          "losses bit-identical unless noted")
+    print(f"torch {torch.__version__}, {options.device}, threads {options.threads}, {options.dtype}; {runs[0].model.text}, "
+          f"{options.batch} x {options.length} tokens; {options.steps} rounds; losses bit-identical unless noted")
     print(f"{'':34}{'ms a step':>10}{'overhead':>10}{'quartiles':>16}{'probes':>8}")
     for run in runs:
         overhead = [100 * (own / bare - 1) for own, bare in zip(run.seconds, runs[0].seconds)]
