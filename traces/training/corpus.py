@@ -23,7 +23,8 @@ HEADING = """\
 
 def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> None:
     """Enters one trace into both files. Each is replaced as a whole; several processes may record at once. Raises InputError."""
-    with open(folder / ".lock", "w") as lock:
+    lock = os.open(folder, os.O_RDONLY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         manifest = _read(folder / MANIFEST, json.loads)
         manifest[file] = _manifest_entry(folder / file, trace)
@@ -32,6 +33,8 @@ def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> N
         runs[trace.name] = {"class": found.name, "split": split, "first_bad_step": found.first_bad_step,
                             "first_bad_op": found.first_bad_op, "event_step": found.event_step, "decided": found.decided}
         _write(folder / LABELS, HEADING + "".join(_table(name, runs[name]) for name in sorted(runs)))
+    finally:
+        os.close(lock)
 
 
 def _manifest_entry(path: Path, trace: Trace) -> dict:
