@@ -417,6 +417,17 @@ def test_first_nonfinite_value_writes_the_ring(file, caplog):
     assert "step 7: 0 holds 2 non-finite elements" in caplog.text
 
 
+@pytest.mark.parametrize(("largest", "given", "label"), [
+    (1.0, None, "healthy"), (float("inf"), None, "sudden"), (1.0, "near-limit", "near-limit"), (float("inf"), "data", "data")])
+def test_label(file, largest, given, label):
+    model = nn.Linear(2, 2)
+    with Capture(model, file, probes="output", label=given) as c:
+        for value in (1.0, largest):
+            model(torch.full((1, 2), value))
+            c.step()
+    assert Trace.read(file).label == label
+
+
 def test_gradient_overflow_under_a_loss_scale_is_no_incident(file):
     torch.manual_seed(0)
     model = nn.Linear(4, 4)

@@ -238,6 +238,16 @@ def test_explicit_all_reduce(tmp_path):
     assert names(inner) == ["weight:allreduce", "bias:allreduce"] and inner.max_abs.tolist() == [[3, 3]]
 
 
+@pytest.mark.parametrize(("bad_rank", "label"), [(None, "healthy"), (0, "sudden"), (1, "sudden")])
+def test_merge_is_labelled_as_the_rank_where_something_happened(tmp_path, bad_rank, label):
+    model = nn.Linear(2, 2)
+    for rank in (0, 1):
+        with Capture(model, tmp_path / str(rank), probes="output") as c:
+            model(torch.full((1, 2), torch.inf if rank == bad_rank else 1.0))
+            c.step()
+    assert merge([tmp_path / "0", tmp_path / "1"]).label == label
+
+
 def test_merge_refuses_what_does_not_belong_together(tmp_path):
     for name, model, first in (("a", nn.Linear(2, 2), 0), ("b", nn.Linear(2, 2), 5), ("c", nn.Sequential(nn.Linear(2, 2)), 0)):
         with Capture(model, tmp_path / name, probes="output", first_step=first) as c:

@@ -186,7 +186,7 @@ def _assemble(header: Mapping, manifest_end: Mapping | None, entries: list[Probe
     absent = {entries[p].name: _ranges(number, ~ran[:, p]) for p in np.flatnonzero(~ran.all(axis=0))}
     if absent:
         manifest["absent"] = absent
-    trace = Trace(name=header["name"], label=header["label"], model=header["model"], framework=header["framework"],
+    trace = Trace(name=header["name"], label=header["label"] or "healthy", model=header["model"], framework=header["framework"],
                   seed=header["seed"], manifest=manifest, step=number, **values,
                   probes=[Probe(entry.name, entry.kind, entry.format, entry.shape) for entry in entries])
     for i, name in enumerate(SERIES):
@@ -198,6 +198,7 @@ def _assemble(header: Mapping, manifest_end: Mapping | None, entries: list[Probe
     if len(bad):
         trace.first_bad_step = int(number[bad[0][0]])
         trace.first_bad_op = trace.probes[bad[0][1]].name
+        trace.label = header["label"] or "sudden"
     return trace
 
 

@@ -35,7 +35,7 @@ def merge(paths: Sequence[str | os.PathLike]) -> Trace:
             return None
         return np.stack([array[np.ix_(r, c)] for array, r, c in zip(arrays, rows, columns)])
 
-    merged = Trace(name=first.name.removesuffix(".rank0"), label=first.label, model=first.model, framework=first.framework,
+    merged = Trace(name=first.name.removesuffix(".rank0"), label=_label(traces), model=first.model, framework=first.framework,
                    seed=first.seed, step=np.array(steps, np.int64), max_abs=gather("max_abs").max(axis=0),
                    nonfinite=gather("nonfinite").sum(axis=0),
                    probes=[Probe(probe.name, probe.kind, probe.format, _shape(traces, columns, p))
@@ -59,6 +59,11 @@ def merge(paths: Sequence[str | os.PathLike]) -> Trace:
     if len(bad):
         merged.first_bad_step, merged.first_bad_op = steps[bad[0][0]], probes[bad[0][1]].name
     return merged
+
+
+def _label(traces: Sequence[Trace]) -> str:
+    """That of the first rank on which something happened, else that of the first."""
+    return next((trace.label for trace in traces if trace.label not in ("healthy", "near-limit")), traces[0].label)
 
 
 def _find(trace: Trace, wanted: Probe) -> int | None:

@@ -109,7 +109,8 @@ class Capture:
                 differently)
     auto_loss   takes the loss from the calls of backward: the mean over the calls in a step
     first_step  number of the first step
-    name, label, seed, model_text, manifest   texts of the trace
+    name, label, seed, model_text, manifest   texts of the trace; without a label it is "sudden" when a forward value is
+                non-finite, else "healthy"
 
     Raises CaptureError for arguments that cannot work. Once the run is on its way nothing is raised into it: a failure of the
     capture itself (a full disk, a bug) is logged, ends the capture and leaves the trace up to there.
@@ -119,12 +120,13 @@ class Capture:
                  optimizer: Optimizer | Iterable[Optimizer] | None = None, probes: str | Iterable[str] = "key", every: int = 1,
                  statistics: str = "core", raw: str | Iterable[str] = (), raw_steps: Container[int] | None = None,
                  ring: int = RING, sideband: str = "logits", compiled: str = "skip", auto_loss: bool = False,
-                 first_step: int = 0, name: str | None = None, label: str = "data", seed: int | str = "",
+                 first_step: int = 0, name: str | None = None, label: str | None = None, seed: int | str = "",
                  model_text: str | None = None, manifest: Mapping | None = None):
         _choose("statistics", statistics, STATISTICS)
         _choose("sideband", sideband, SIDEBANDS)
         _choose("compiled", compiled, COMPILED)
-        _choose("label", label, LABELS)
+        if label is not None:
+            _choose("label", label, LABELS)
         _at_least("every", every, 1)
         _at_least("ring", ring, 1)
         _at_least("first_step", first_step, 0)
