@@ -27,14 +27,26 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run() -> int:
-    """`main`, but a reader of the output that leaves early (`opd evaluate ... | head`) ends it in silence, as it does for others."""
+    """`main`, but a reader of the output that leaves early (`opd evaluate ... | head`) ends it in silence, as it does for others,
+    and an output that cannot be written is named."""
     try:
         status = main()
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.filename is not None:
+            raise  # not of the output: a command names its own files
+        _drop_output()
+        print(f"opd: standard output cannot be written ({error.strerror}); check the disk or the pipe behind it", file=sys.stderr)
+        return 2
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -52,6 +52,22 @@ def test_a_reader_that_leaves_early(tmp_path):
     assert result.stderr.strip() in ("status 141", "status 0") and "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("name, options", [("evaluate", ()), ("calibrate", ("--false-alarms", "1"))])
+def test_an_output_that_cannot_be_written(tmp_path, name, options):
+    """The result is in its file all the same."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    shipped = ROOT / "traces" / "captured" / "healthy.safetensors"
+    written = tmp_path / "result"
+    command = [sys.executable, "-m", "opd", name, str(shipped), *options, "--out", str(written)]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "sw_reference" / "python")},
+                                stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert "standard output cannot be written (No space left on device)" in result.stderr
+    assert (written / "evaluation.json" if name == "evaluate" else written).exists()
+
+
 def test_an_unknown_command_is_named():
     result = run(sys.executable, "-m", "opd", "no-such-command")
     assert result.returncode == 2 and "no-such-command" in result.stderr
