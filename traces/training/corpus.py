@@ -17,12 +17,14 @@ MANIFEST = "MANIFEST.json"
 LABELS = "labels.toml"
 HEADING = """\
 # Written by traces/training/train.py. Classes are computed from the traces (traces/training/labels.py) or follow from what was
-# done to the run; the split is that of traces/training/corpus.toml. docs/evaluation.md says what the fields mean.
+# done to the run; the split is that of its scenario. docs/evaluation.md says what the fields mean.
 """
 
 
 def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> None:
-    """Enters one trace into both files. Each is replaced as a whole; several processes may record at once. Raises InputError."""
+    """Enters one trace into both files. Each is replaced as a whole; several processes may record at once.
+
+    Raises InputError, OSError."""
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,18 +13,16 @@ KINDS = {
     "flip-weight": "bit {bit} of one element of {target}, as FP16, is flipped for good",
     "flip-activation": "bit {bit} of one element of the output of {target} is flipped",
     "repeat-token": "every input of the batch is the same token",
-    "random-labels": "targets are shuffled",
     "constant-rows": "the output of {target} is the same along its last dimension: no variance",
     "hidden-query": "one query of {target} is masked from every key: its softmax is 0 / 0",
     "nan-input": "one element of the input is NaN",
     "input-drift": "inputs are multiplied by {factor} to the power of the steps since then",
-    "input-scale": "inputs are multiplied by {factor}",
 }
 LASTING = ("flip-weight", "input-drift")  # these have no end; the others last `steps` steps
 
 # Class of a run with that fault; a kind that is not named here leaves the class to what the trace shows.
 CLASSES = {"flip-weight": "injected", "flip-activation": "injected", "constant-rows": "injected", "hidden-query": "injected",
-           "repeat-token": "data", "random-labels": "data", "nan-input": "data"}
+           "repeat-token": "data", "nan-input": "data"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,10 @@ class Fault:
     def __post_init__(self):
         if self.kind not in KINDS:
             raise ValueError(f"fault.kind: {self.kind!r} is unknown; use one of {', '.join(KINDS)}")
+        if self.step < 0:
+            raise ValueError(f"fault.step: {self.step} is negative; give 0 or more")
+        if self.steps < 1:
+            raise ValueError(f"fault.steps: {self.steps} is not positive; give 1 or more")
 
     def text(self) -> str:
         """What is done and when."""
@@ -64,17 +66,23 @@ class Injector:
             self._module(workload.model).register_forward_hook(self._on_output)
         elif fault.kind == "hidden-query":
             self._attention = self._module(workload.model)
+            if not hasattr(self._attention, "hidden_query"):
+                raise ValueError(f"fault.target: {fault.target!r} is no attention of a GPT; give one")
         elif fault.kind == "flip-weight":
             parameters = dict(workload.model.named_parameters())
             if fault.target not in parameters:
                 raise ValueError(f"fault.target: {fault.target!r} is no parameter; use one of {', '.join(parameters)}")
             self._parameter = parameters[fault.target]
+            check_bit(fault.bit, torch.half)
 
     def begin(self, step: int, batch: Batch) -> Batch:
-        """What is done before the forward pass of a step; returns the batch to use."""
+        """What is done before the forward pass of a step; returns the batch to use. A batch that the fault cannot be put into
+        raises ValueError, in the first step already."""
         fault = self._fault
         if fault is None:
             return batch
+        if fault.kind in ("nan-input", "input-drift") and not batch[0].is_floating_point():
+            raise ValueError(f"fault.kind: {fault.kind} needs inputs that are numbers, and these are tokens; use another kind")
         drifts = fault.kind == "input-drift"
         self._active = step >= fault.step if drifts else fault.step <= step < fault.step + fault.steps
         if fault.kind == "hidden-query":
@@ -89,16 +97,11 @@ class Injector:
         fault, (inputs, *rest) = self._fault, batch
         if fault.kind == "repeat-token":
             inputs = torch.full_like(inputs, int(inputs.flatten()[0]))
-        elif fault.kind == "random-labels":
-            targets = rest[0].flatten()
-            rest[0] = targets[torch.randperm(len(targets), generator=self._draw)].view_as(rest[0])
         elif fault.kind == "nan-input":
             inputs = inputs.clone()
             inputs.view(-1)[0] = math.nan
         elif fault.kind == "input-drift":
             inputs = inputs * fault.factor ** (step - fault.step)
-        elif fault.kind == "input-scale":
-            inputs = inputs * fault.factor
         return (inputs, *rest)
 
     def _module(self, model: nn.Module) -> nn.Module:
@@ -109,6 +112,8 @@ class Injector:
         return modules[self._fault.target]
 
     def _on_output(self, module: nn.Module, arguments, output: Tensor) -> Tensor | None:
+        if self._fault.kind == "flip-activation":
+            check_bit(self._fault.bit, output.dtype)  # in the first step already
         if not self._active:
             return None
         if self._fault.kind == "constant-rows":
@@ -126,6 +131,12 @@ class Injector:
 
     def _element(self, flat: Tensor) -> int:
         return int(torch.randint(len(flat), (1,), generator=self._draw))
+
+
+def check_bit(bit: int, dtype: torch.dtype) -> None:
+    """Raises ValueError for a bit that elements of this type do not have."""
+    if not 0 <= bit < 8 * dtype.itemsize:
+        raise ValueError(f"fault.bit: {bit} is no bit of {dtype}; give 0 to {8 * dtype.itemsize - 1}")
 
 
 def flip(values: Tensor, at: int, bit: int) -> Tensor:

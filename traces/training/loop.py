@@ -14,13 +14,13 @@ import torch
 from faults import CLASSES, Injector
 from labels import Class, classify
 from opd.trace import Trace
-from scenario import Scenario
+from scenario import Scenario, Training
 from torch import nn
 from workloads import KINDS
 from workloads.text import Text
+from workloads.workload import half_of
 
 PROGRESS_STEPS = 50
-HALF = {"FP16": torch.float16, "BF16": torch.bfloat16}
 
 
 def train(scenario: Scenario, name: str, seed: int, text: Text, file: Path, command: str, report=print) -> tuple[Trace, Class]:
@@ -55,7 +55,7 @@ def train(scenario: Scenario, name: str, seed: int, text: Text, file: Path, comm
                 group["lr"] = lr
             batch = injector.begin(step, workload.batch(draw))
             optimizer.zero_grad()
-            with torch.autocast("cpu", HALF[settings.precision]):
+            with torch.autocast("cpu", half_of(settings.precision)):
                 loss = workload.loss(batch)
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
@@ -100,7 +100,7 @@ def conclude(scenario: Scenario, file: Path) -> tuple[Trace, Class]:
     return trace, found
 
 
-def make_optimizer(model: nn.Module, settings) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.optimizer == "sgd":
         return torch.optim.SGD(trained, lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay)

@@ -8,7 +8,7 @@
     held-out = [2]
     lr = 6e-2                        # settings of the training (class Training) or of the model (its class Settings)
     qk_scale = false
-    fault = { kind = "bad-batch", step = 200 }     # faults.py
+    fault = { kind = "repeat-token", step = 200 }  # faults.py
 """
 
 from __future__ import annotations
@@ -85,6 +85,12 @@ class Raw:
     steps: tuple[int, int] | None = None
     ring: int = 20
 
+    def __post_init__(self):
+        if not isinstance(self.probes, tuple) or not all(isinstance(pattern, str) for pattern in self.probes):
+            raise InputError("raw.probes: is no list of patterns; give texts")
+        if self.steps is not None and (not isinstance(self.steps, tuple) or [type(step) for step in self.steps] != [int, int]):
+            raise InputError("raw.steps: is no pair of whole numbers; give [first, last]")
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -101,6 +107,11 @@ class Scenario:
     fault: Fault | None = None
     raw: Raw | None = None
 
+    def __post_init__(self):
+        for seed in (seed for seeds in self.seeds.values() for seed in seeds):
+            if type(seed) is not int or not 0 <= seed < 2**63:
+                raise InputError(f"seed {seed!r} is no whole number from 0 to 2^63 - 1; give one")
+
     @property
     def runs(self) -> list[tuple[str, str, int]]:
         """Name of the run, split, seed."""
@@ -108,9 +119,12 @@ class Scenario:
                 for split in SPLITS for seed in self.seeds.get(split, ())]
 
     def with_seeds(self, seeds: tuple[int, ...]) -> Scenario:
-        """The scenario with runs of these seeds, for tuning. Runs that it has already keep their names."""
+        """The scenario with runs of these seeds. Runs that it has already keep name and split; further ones are for tuning."""
         own = {seed for split in SPLITS for seed in self.seeds.get(split, ())}
-        return dataclasses.replace(self, seeds={"tuning": seeds}, seed_in_name=self.seed_in_name or own != set(seeds))
+        held_out = self.seeds.get("held-out", ())
+        split = {"tuning": tuple(seed for seed in seeds if seed not in held_out),
+                 "held-out": tuple(seed for seed in seeds if seed in held_out)}
+        return dataclasses.replace(self, seeds=split, seed_in_name=self.seed_in_name or own != set(seeds))
 
     def changed(self, values: dict[str, str]) -> Scenario:
         """A copy with other settings, given as text. Raises InputError."""
@@ -170,7 +184,11 @@ def _scenario(name: str, table) -> Scenario:
     fixed = {"name": name, "model": model, "why": table.pop("why"), "expect": table.pop("expect")}
     if fixed["expect"] not in LABELS:
         raise InputError(f"expect: {fixed['expect']!r} is no class; use one of {', '.join(LABELS)}")
-    seeds = {split: tuple(table.pop(split, ())) for split in SPLITS}
+    seeds = {split: table.pop(split, []) for split in SPLITS}
+    for split, values in seeds.items():
+        if not isinstance(values, list):
+            raise InputError(f"{split}: {values!r} is no list of seeds; give [SEED, ...]")
+    seeds = {split: tuple(values) for split, values in seeds.items()}
     incident = table.pop("incident", INCIDENTS[0])
     if incident not in INCIDENTS:
         raise InputError(f"incident: {incident!r} is unknown; use {' or '.join(INCIDENTS)}")
@@ -189,12 +207,19 @@ def _scenario(name: str, table) -> Scenario:
                     raw=None if raw is None else _table(Raw, "raw", raw))
 
 
-def _table(kind: type, key: str, values: dict):
+def _table(kind: type, key: str, values):
+    if not isinstance(values, dict):
+        raise InputError(f"{key}: {values!r} is not a table; write {{ NAME = VALUE, ... }}")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     known = [entry.name for entry in dataclasses.fields(kind)]
     for name in values:
         if name not in known:
             raise InputError(f"{key}.{name} is unknown; use one of {', '.join(known)}")
+    for name, wanted in typing.get_type_hints(kind).items():
+        if wanted is float and type(values.get(name)) is int:
+            values[name] = float(values[name])
+        elif wanted in (int, float, str) and name in values and type(values[name]) is not wanted:
+            raise InputError(f"{key}.{name}: {values[name]!r} is not a value of type {wanted.__name__}; correct it")
     try:
         return kind(**values)
     except TypeError as error:

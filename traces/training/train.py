@@ -33,9 +33,8 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "sw_reference" / "python")]
 from corpus import record
 from loop import train
 from opd.capture.errors import CaptureError
-from opd.trace import TraceError
 from scenario import InputError, Scenario, read_scenarios
-from workloads.text import DataError, read_text
+from workloads.text import read_text
 
 SCENARIOS = HERE / "scenarios"
 
@@ -104,14 +103,15 @@ def main(arguments: list[str] | None = None) -> int:
                 unexpected += not as_expected
                 remark = "" if as_expected else f", not {scenario.expect} as expected"
                 print(f"{file}: {found.name}{remark}: {found.decided}", flush=True)
-    except (InputError, DataError, CaptureError, TraceError, ValueError) as error:
+    except (CaptureError, ValueError) as error:  # InputError, DataError and TraceError are ValueErrors
         print(f"train: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"train: {error.filename}: {error.strerror}; check the folder and the free space", file=sys.stderr)
+        print(f"train: {error.filename or options.out}: {error.strerror}; check the folder and the free space", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("train: interrupted; a run that was not finished left its steps in a .journal: opd capture --recover", file=sys.stderr)
+        print("train: interrupted; a run that was not finished left its steps in a .journal: opd capture --recover",
+              file=sys.stderr)
         return 130
     return 1 if unexpected else 0
 

@@ -26,7 +26,6 @@ sys.path[:0] = [str(TRAINING), str(ROOT / "sw_reference" / "python")]
 import faults  # noqa: E402
 import train  # noqa: E402
 from labels import classify, headroom  # noqa: E402
-from loop import HALF  # noqa: E402
 from opd.evaluate.corpus import read_labels  # noqa: E402
 from opd.trace import Probe, Trace  # noqa: E402
 from scenario import InputError, Training, read_scenarios  # noqa: E402
@@ -124,12 +123,13 @@ def test_the_program_reproduces_the_shipped_traces(tmp_path, file, folder, scena
     assert len(made) == 1, result.stderr
     short, shipped = Trace.read(made[0]), Trace.read(folder / made[0].name)
     if decisive(shipped.manifest) != decisive(short.manifest):
-        pytest.skip(f"made with {shipped.manifest['versions']} on {shipped.manifest['platform']}: bits are promised for these only")
-    assert short.manifest["data"] == shipped.manifest["data"]
+        pytest.skip(f"{made[0].name} was made with {shipped.manifest['versions']} on {shipped.manifest['platform']}")
+    told = [{key: value for key, value in trace.manifest["data"].items() if key != "version"} for trace in (short, shipped)]
+    assert told[0] == told[1]  # the hash says that another version of a package holds the same data
     # The shape of an expert's output is that of the step with most tokens: a short run may not have seen it.
-    told = [[(probe.name, probe.kind, probe.format) for probe in trace.probes] for trace in (short, shipped)]
-    common = [told[1].index(probe) for probe in told[0]]
-    assert common == sorted(common) and len(common) >= 0.9 * len(told[1])
+    probes = [[(probe.name, probe.kind, probe.format) for probe in trace.probes] for trace in (short, shipped)]
+    common = [probes[1].index(probe) for probe in probes[0]]
+    assert common == sorted(common) and len(common) >= 0.9 * len(probes[1])
     for member in ("max_abs", "nonfinite"):
         assert np.array_equal(getattr(short, member), getattr(shipped, member)[:SHORT, common]), member
     for member in SERIES:
@@ -145,7 +145,7 @@ def test_a_whole_run_has_the_bytes_of_the_shipped_trace(tmp_path):
     name = "recurrent-relu-no-warmup-2.safetensors"
     made, shipped = (Trace.read(folder / name) for folder in (tmp_path, CORPUS))
     if made.manifest["platform"] != shipped.manifest["platform"] or made.manifest["versions"] != shipped.manifest["versions"]:
-        pytest.skip(f"made with {shipped.manifest['versions']} on {shipped.manifest['platform']}: bytes are promised for these only")
+        pytest.skip(f"{name} was made with {shipped.manifest['versions']} on {shipped.manifest['platform']}")
     assert (tmp_path / name).read_bytes() == (CORPUS / name).read_bytes()
 
 
@@ -191,11 +191,14 @@ def test_manifest_and_labels_are_those_of_the_files(file, folder):
 
 
 def test_the_corpus_is_what_it_should_be():
-    """Number of runs, kinds of model, formats and classes that docs/evaluation.md promises."""
+    """Number of runs, kinds of model, formats and classes that docs/corpus.md and README.md speak of."""
     scenarios = read_scenarios(TRAINING / "scenarios")
     labels = read_labels(CORPUS / "labels.toml") | read_labels(CAPTURED / "labels.toml")
     files = [*CORPUS.glob("*.safetensors"), *CAPTURED.glob("*.safetensors")]
     assert len(files) == len(labels) >= 30
+    splits = [sum(label.split == split for label in labels.values()) for split in ("tuning", "held-out")]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{len(files)} labelled runs" in readme and f"{splits[0]} of them" in readme and f"the {splits[1]} held out" in readme
     organic = [label for label in labels.values() if label.kind in ("gradual", "sudden") and label.first_bad_op]
     assert len(organic) >= 20
     assert {scenario.model for scenario in scenarios.values()} == set(KINDS) and len(KINDS) >= 4
@@ -276,7 +279,7 @@ def test_probes_of_a_model(kind, tmp_path, text_file):
         assert precision in formats and other not in formats
         assert {probe.kind for probe in trace.probes} == {"activation", "gradient"} and len(trace.probes) >= 25
         assert (trace.loss_scale is not None) == (precision == "FP16")
-        assert HALF[precision].itemsize == 2 and np.isfinite(trace.loss).all()
+        assert np.isfinite(trace.loss).all()
 
 
 @pytest.mark.parametrize("format_name, largest, finite, overflows", [("E4M3", 448, 464, 464.5), ("E5M2", 57344, 61439, 61441)])
@@ -313,6 +316,32 @@ def test_a_fault_changes_its_step_and_none_before(small, fault, seen):
     assert faulty.label in ("injected", "healthy") and clean.label == "healthy"
     assert (faulty.label == "healthy") == ("repeat-token" in fault)
     assert "step 3" in faulty.manifest["label_reason"]
+
+
+def test_faults_of_the_input_change_their_steps(tmp_path, text_file):
+    maxima = {}
+    for kind in ("none", "input-drift", "nan-input"):
+        fault = "" if kind == "none" else f'fault = {{ kind = "{kind}", step = 2, factor = 2.0 }}\n'
+        file = tmp_path / "scenario.toml"
+        file.write_text('[run]\nwhy = "a test"\nmodel = "convnet"\nexpect = "healthy"\ntuning = [1]\nsteps = 5\nbatch = 4\n'
+                        'norm = "none"\nbias = false\nlr = 0.0\n' + fault)
+        status = train.main(["--file", str(file), "--scenario", "all", "--text", str(text_file), "--out", str(tmp_path / kind)])
+        trace = Trace.read(tmp_path / kind / "run.safetensors")
+        op = [probe.name for probe in trace.probes].index("stem.conv")
+        maxima[kind] = trace.max_abs[:, op].tolist()
+        # An input that drifts leaves the class to the numbers; one that is NaN does not.
+        assert (status, trace.label) == ((1, "data") if kind == "nan-input" else (0, "healthy"))
+        assert trace.nonfinite[:, op].astype(bool).tolist() == [False, False, kind == "nan-input", False, False]
+    clean = maxima["none"]
+    assert maxima["input-drift"] == [clean[0], clean[1], clean[2], 2 * clean[3], 4 * clean[4]]
+    assert [value for step, value in enumerate(maxima["nan-input"]) if step != 2] == clean[:2] + clean[3:]
+
+
+def test_seeds_keep_their_split(tmp_path):
+    file = tmp_path / "scenario.toml"
+    file.write_text(SCENARIO + "held-out = [8, 9]\n")
+    scenario = read_scenarios(file)["small"]
+    assert scenario.with_seeds((9, 1, 7)).runs == [("small-1", "tuning", 1), ("small-7", "tuning", 7), ("small-9", "held-out", 9)]
 
 
 def test_labels():
@@ -376,6 +405,21 @@ def test_a_class_that_was_not_expected_is_said(small, capsys):
     ('fault = { kind = "flip-weight", step = 1, target = "x" }\n', [], "fault.target: 'x' is no parameter; use one of "),
     ('fault = { kind = "hidden-query", step = 1, target = "x" }\n', [], "fault.target: 'x' is no module; use one of "),
     ("fault = { tool = 1 }\n", [], "fault.tool is unknown; use one of kind, step, "),
+    ("fault = 3\n", [], "small: fault: 3 is not a table"),
+    ('fault = { kind = "nan-input", step = "1" }\n', [], "small: fault.step: '1' is not a value of type int"),
+    ('fault = { kind = "nan-input", step = -1 }\n', [], "fault.step: -1 is negative"),
+    ('fault = { kind = "nan-input", step = 1, steps = 0 }\n', [], "fault.steps: 0 is not positive"),
+    ('fault = { kind = "nan-input", step = 3 }\n', [], "fault.kind: nan-input needs inputs that are numbers"),
+    ('fault = { kind = "hidden-query", step = 1, target = "embedding" }\n', [], "fault.target: 'embedding' is no attention"),
+    ('fault = { kind = "flip-activation", step = 3, target = "embedding", bit = 16 }\n', [], "fault.bit: 16 is no bit of "),
+    ('fault = { kind = "flip-weight", step = 3, target = "head.weight", bit = -1 }\n', [], "fault.bit: -1 is no bit of "),
+    ("raw = 3\n", [], "small: raw: 3 is not a table"),
+    ('raw = { probes = "qk" }\n', [], "small: raw.probes: is no list of patterns"),
+    ('raw = { probes = ["*"], steps = [1] }\n', [], "small: raw.steps: is no pair of whole numbers"),
+    ("held-out = 8\n", [], "small: held-out: 8 is no list of seeds"),
+    ("held-out = [1.5]\n", [], "small: seed 1.5 is no whole number from 0"),
+    ("", ["--seed", "-1"], "seed -1 is no whole number from 0"),
+    ("", ["--set", "heads=0"], "heads: 0 is not positive; give a larger value"),
     ('[b]\nwhy = "x"\nmodel = "gpt"\n', [], "b: expect is missing or no text"),
     ('[b]\nwhy = "x"\nmodel = "net"\nexpect = "healthy"\n', [], "b: model: 'net' is unknown; use one of gpt, "),
     ('[b]\nwhy = "x"\nmodel = "gpt"\nexpect = "good"\n', [], "b: expect: 'good' is no class"),

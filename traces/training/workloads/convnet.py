@@ -13,10 +13,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from workloads.gpt import as_it_is
-from workloads.operators import Sum, choice
+from workloads.operators import Sum, as_it_is, choice
 from workloads.text import DataError, Text
-from workloads.workload import Batch, Workload, every_output_and_its_gradient, half_of, parameters
+from workloads.workload import Batch, Workload, check_positive, every_output_and_its_gradient, parameters
 
 CLASSES = 10
 PIXEL_MAX = 16.0  # of the data set
@@ -46,9 +45,7 @@ class Settings:
     loss: str = "cross-entropy"  # cross-entropy, squared
 
     def __post_init__(self):
-        for name in ("depth", "width", "input_scale"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is not positive; give a larger value")
+        check_positive(self, "depth", "width", "input_scale")
         choice({"batch": None, "none": None}, self.norm, "norm")
         choice(LOSSES, self.loss, "loss")
 
@@ -126,7 +123,6 @@ class ConvnetWorkload(Workload):
     """The net learns which digit an image shows."""
 
     def __init__(self, settings: Settings, precision: str, batch: int, text: Text):
-        half_of(precision)
         images, self._digits, self.source = read_digits()
         self._images = images * settings.input_scale
         self._batch = batch

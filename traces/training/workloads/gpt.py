@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.next_character import NextCharacter
-from workloads.operators import ACTIVATIONS, NORMS, Float8, LayerNorm, Product, Softmax, Sum, choice
+from workloads.operators import ACTIVATIONS, NORMS, Float8, LayerNorm, Product, Softmax, Sum, as_it_is, choice
 from workloads.text import Text
-from workloads.workload import half_of
+from workloads.workload import check_positive, half_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Settings:
     norm_eps: float = 1e-5     # of layer norm
     activation: str = "gelu"   # gelu, relu, relu2
     store: str = "half"        # half, E4M3, E5M2: type of operator outputs, but for the residual stream
+
+    def __post_init__(self):
+        check_positive(self, "layers", "width", "heads", "context")
 
 
 class Embedding(nn.Module):
@@ -66,10 +69,6 @@ class Parts:
     def stored(self) -> Callable[[Tensor], Tensor]:
         """What follows an operator whose output is stored: nothing, or a rounding to 8 bits."""
         return as_it_is if self.settings.store == "half" else Float8(self.settings.store)
-
-
-def as_it_is(x: Tensor) -> Tensor:
-    return x
 
 
 class Attention(nn.Module):

@@ -16,7 +16,7 @@ from workloads import gpt
 from workloads.next_character import NextCharacter
 from workloads.operators import Sum
 from workloads.text import Text
-from workloads.workload import Batch, half_of
+from workloads.workload import Batch, check_positive, half_of
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,13 @@ class Settings(gpt.Settings):
     experts: int = 4
     top: int = 1                # experts of a token
     expert_width: int = 128     # of the hidden layer of an expert
-    router_norm: bool = True    # the router reads the normalised stream, as the experts do; false: the residual stream itself
+    router_norm: bool = True    # the router reads the normalised stream, as the experts do; false: the residual stream
     balance: float = 1e-2       # weight of the load-balancing loss (Switch Transformer)
     z_loss: float = 1e-3        # weight of the router z-loss (ST-MoE): keeps router logits small
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_positive(self, "experts", "expert_width")
 
 
 class Gate(nn.Module):

@@ -1,8 +1,8 @@
 """Character-level recurrent networks, their cells written out operator by operator.
 
-Each operator is one module, called once per character: a probe's entry of a step covers all characters (largest magnitude, summed
-counts). The states of LSTM and GRU are bounded or nearly so; that of the ReLU cell (Le, Jaitly and Hinton 2015: recurrent
-weight initialised to the identity) can grow by a factor per character.
+Each operator is one module, called once per character: a probe's entry of a step covers all characters (largest magnitude,
+summed counts). The states of LSTM and GRU are bounded or nearly so; that of the ReLU cell (Le, Jaitly and Hinton 2015:
+recurrent weight initialised to the identity) can grow by a factor per character.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workloads.next_character import NextCharacter
 from workloads.operators import NORMS, Sum, choice
 from workloads.text import Text
-from workloads.workload import half_of
+from workloads.workload import check_positive, half_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class Settings:
     context: int = 32          # characters
     norm: str = "none"         # before the head: layer, rms (sum of squares in half precision), none
     recurrent_scale: float = 1.0  # of the identity that the recurrent weight of the ReLU cell starts as
+
+    def __post_init__(self):
+        check_positive(self, "layers", "width", "context")
 
 
 class Embedding(nn.Module):
@@ -104,7 +107,8 @@ class GruCell(nn.Module):
 
     def forward(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden, = state
-        (x_reset, x_update, x_candidate), (reset, update, candidate) = x.chunk(3, dim=-1), self.recurrent(hidden).chunk(3, dim=-1)
+        x_reset, x_update, x_candidate = x.chunk(3, dim=-1)
+        reset, update, candidate = self.recurrent(hidden).chunk(3, dim=-1)
         reset = self.reset_gate(self.reset_sum(x_reset, reset))
         update = self.update_gate(self.update_sum(x_update, update))
         candidate = self.candidate(self.candidate_sum(x_candidate, self.reset(reset, candidate)))

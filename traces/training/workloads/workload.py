@@ -37,6 +37,13 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def check_positive(settings, *names: str) -> None:
+    """Raises ValueError that names the first of these settings that is not above 0."""
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise ValueError(f"{name}: {getattr(settings, name)} is not positive; give a larger value")
+
+
 def half_of(precision: str) -> torch.dtype:
     """Type of what is stored in half precision. Raises ValueError."""
     types = {"FP16": torch.float16, "BF16": torch.bfloat16}
