@@ -224,7 +224,8 @@ def test_command_writes_and_tells(tmp_path, capsys):
 @pytest.mark.parametrize("arguments, error", [
     (["bad.csv"], r"bad\.csv:3: a: \"x\" is not a number; correct the value, or leave the cell empty"),
     (["good.csv", "bad.csv"], r"bad\.csv:3: "),
-    (["two.csv", "--out", "one.trace"], "--out: 'one.trace' is one file, but there are 2 traces; give a folder"),
+    (["two.csv", "--out", "one.trace"], "--out: 'one.trace' is one file, but there are 2 traces; give a folder, with / at its "
+     "end when it is not there yet"),
     (["good.csv", "good.csv"], "two traces would have this file"),
     (["good.csv", "--out", "good.csv"], "is the file that is read; give another --out"),
     (["good.csv", "--name", "a/b"], "--name: 'a/b' is not a short name"),

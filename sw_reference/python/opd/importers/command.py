@@ -102,7 +102,8 @@ def _targets(arguments, traces: list[Imported]) -> list[tuple[Path, Imported]]:
     out = Path(arguments.out)
     is_folder = out.is_dir() or arguments.out.endswith("/")
     if not is_folder and len(traces) > 1:
-        raise ImportFault("--out", None, f"{arguments.out!r} is one file, but there are {len(traces)} traces", "give a folder")
+        raise ImportFault("--out", None, f"{arguments.out!r} is one file, but there are {len(traces)} traces",
+                          "give a folder, with / at its end when it is not there yet")
     if not is_folder:
         targets = [(out, traces[0])]
     else:
