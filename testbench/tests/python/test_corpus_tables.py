@@ -1,4 +1,6 @@
-"""docs/corpus.md: the tables are what scripts/corpus_tables makes of the shipped traces. Skipped where opd._reference is not built."""
+"""docs/corpus.md: the tables are what scripts/corpus_tables makes of the shipped traces.
+
+Skipped where opd._reference is not built."""
 import subprocess
 import sys
 import tomllib

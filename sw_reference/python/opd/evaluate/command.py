@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,8 +77,8 @@ def evaluate(paths: Sequence[str], labels_file: str | None = None, kinds: Sequen
     return hold(_chosen(names, config_file), paths, labels_file, kinds, seed, only, goals_of)
 
 
-def hold(detectors: Sequence[Detector], paths: Sequence[str], labels_file: str | None = None, kinds: Sequence[str] | None = None,
-         seed: int = 1, only: str | None = None, goals_of: str = "forecast") -> dict:
+def hold(detectors: Sequence[Detector], paths: Sequence[str], labels_file: str | None = None,
+         kinds: Sequence[str] | None = None, seed: int = 1, only: str | None = None, goals_of: str = "forecast") -> dict:
     """The same for detectors of one's own, whose names differ. Raises CorpusError, TraceError, ReferenceMissing."""
     if goals_of != "forecast" and goals_of not in [detector.name for detector in detectors]:
         raise CorpusError("--goals", goals_of, "is none of the detectors",
@@ -116,7 +116,7 @@ def _chosen(names: Sequence[str] | None, config_file: str | None) -> list[Detect
     return [detector for detector in detectors if not names or detector.name in names]
 
 
-def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | None, split: str | None):
+def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | None, split: str | None) -> Iterator[Run]:
     """The runs one after the other: a trace is in memory only while it is judged. split: only those of it; the others are
     read no further than their names."""
     files = find_traces(paths)

@@ -89,8 +89,7 @@ def upstream(alarms: np.ndarray, samples: Samples, op: int, bad: int) -> Upstrea
 @dataclass(frozen=True)
 class RunResult:
     """What a detector did on one run."""
-    name: str
-    kind: str    # class
+    kind: str                       # class
     split: str
     lead: int | None                # of the first incident; None without one
     operators_detected: int         # of all operators that went non-finite
@@ -127,7 +126,7 @@ def assess(detector: Detector, run: Run, samples: Samples) -> RunResult:
     bad = None if incident is None else int(first_bad[incident])
     event = event_step(run, samples, first_bad)
     at_event = incident if bad is not None and event == samples.step[bad] else None
-    return RunResult(run.trace.name, run.label.kind, run.label.split, None if incident is None else lead(verdict, incident),
+    return RunResult(run.label.kind, run.label.split, None if incident is None else lead(verdict, incident),
                      sum(lead(verdict, op) > 0 for op in bad_ops), len(bad_ops), count(verdict, steady, steady_steps),
                      count(verdict, early, int(negative[early].sum())),
                      None if incident is None else upstream(verdict.alarms, samples, incident, bad),

@@ -79,9 +79,9 @@ class _Reference(Detector):
     """A risk profile of the device."""
     adaptive = True
     samples_needed = 1  # the first one seeds the baseline
-    config: dict[str, float]  # fields that are not at their reset value
 
     def config_at(self, threshold: float) -> dict[str, float]:
+        """Fields that are not at their reset value."""
         raise NotImplementedError
 
     def judge(self, samples: Samples, threshold: float | None = None) -> Verdict:
@@ -154,11 +154,11 @@ class Configured(_Reference):
         like = Published("BEFORE") if config.profile == "published" else Forecast()
         self.source = f"a device configuration file, profile {config.profile}"
         self.settings = dict(config.fields)
-        self.config = config.settings()
+        self._fields = config.settings()
         self.unit = like.unit
         self.threshold = config.value("z_threshold") if config.profile == "published" else config.value("jump_threshold") / 32
         self.sweep = (self.threshold,)
         self.samples_needed, self.operations, self.state_bits = like.samples_needed, like.operations, like.state_bits
 
     def config_at(self, threshold: float) -> dict[str, float]:
-        return self.config
+        return self._fields
