@@ -101,7 +101,7 @@ class OlmoSkipStep(Detector):
                 windows = sliding_window_view(series[:-1], length)
                 mean[row, length:], deviation[row, length:] = windows.mean(axis=1), windows.std(axis=1, ddof=1)
         score = np.full(x.shape, NO_VERDICT)
-        score[:, least:] = ratio(np.abs(x - mean)[:, least:], deviation[:, least:])
+        score[:, least:] = ratio(np.abs(x[:, least:] - mean[:, least:]), deviation[:, least:])
         return score
 
 
