@@ -26,11 +26,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if asked else 2
 
 
-def run() -> int:
+def run() -> int | str | None:
     """`main`, but a reader of the output that leaves early (`opd evaluate ... | head`) ends it in silence, as it does for others,
     and an output that cannot be written is named."""
     try:
-        status = main()
+        try:
+            status = main()
+        except SystemExit as end:  # of argparse, after a help text for instance
+            status = end.code
         sys.stdout.flush()
         return status
     except BrokenPipeError:
