@@ -21,6 +21,12 @@ HEADING = """\
 """
 
 
+def check(folder: Path) -> None:
+    """Raises InputError when the files of a folder cannot be added to."""
+    _read(folder / MANIFEST, json.loads)
+    _read(folder / LABELS, _labels)
+
+
 def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> None:
     """Enters one trace into both files. Each is replaced as a whole; several processes may record at once.
 
@@ -31,7 +37,7 @@ def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> N
         manifest = _read(folder / MANIFEST, json.loads)
         manifest[file] = _manifest_entry(folder / file, trace)
         _write(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-        runs = _read(folder / LABELS, tomllib.loads).get("runs", {})
+        runs = _read(folder / LABELS, _labels)
         runs[trace.name] = {"class": found.name, "split": split, "first_bad_step": found.first_bad_step,
                             "first_bad_op": found.first_bad_op, "event_step": found.event_step, "decided": found.decided}
         _write(folder / LABELS, HEADING + "".join(_table(name, runs[name]) for name in sorted(runs)))
@@ -48,9 +54,20 @@ def _manifest_entry(path: Path, trace: Trace) -> dict:
 
 def _read(path: Path, parse) -> dict:
     try:
-        return parse(path.read_text(encoding="utf-8")) if path.exists() else {}
+        content = parse(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError:
-        raise InputError(f"{path}: is damaged; correct or remove it, and run again") from None
+        content = None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: is damaged; correct or remove it, and run again")
+    return content
+
+
+def _labels(text: str) -> dict:
+    """The tables [runs.NAME]. Raises ValueError."""
+    runs = tomllib.loads(text).get("runs", {})
+    if not isinstance(runs, dict) or not all(isinstance(entry, dict) for entry in runs.values()):
+        raise ValueError("runs holds something that is no table")
+    return runs
 
 
 def _write(path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 import typing
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Training:
         for name in ("warmup", "decay", "lr", "weight_decay", "min_loss_scale", "clip", "lr_jump_step", "after_incident"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"setting {name}: {getattr(self, name)} is negative; give 0 or more")
+        if self.init_loss_scale > 2.0**127:
+            raise InputError(f"setting init_loss_scale: {self.init_loss_scale} is above 2^127; give a smaller value")
         for name, values in (("precision", ("FP16", "BF16")), ("optimizer", ("adamw", "sgd"))):
             if getattr(self, name) not in values:
                 raise InputError(f"setting {name}: {getattr(self, name)!r} is unknown; use {' or '.join(values)}")
@@ -90,6 +93,8 @@ class Raw:
             raise InputError("raw.probes: is no list of patterns; give texts")
         if self.steps is not None and (not isinstance(self.steps, tuple) or [type(step) for step in self.steps] != [int, int]):
             raise InputError("raw.steps: is no pair of whole numbers; give [first, last]")
+        if self.steps is not None and self.steps[0] > self.steps[1]:
+            raise InputError(f"raw.steps: {list(self.steps)} ends before it begins; give [first, last]")
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,13 @@ class Scenario:
                 for split in SPLITS for seed in self.seeds.get(split, ())]
 
     def with_seeds(self, seeds: tuple[int, ...]) -> Scenario:
-        """The scenario with runs of these seeds. Runs that it has already keep name and split; further ones are for tuning."""
+        """The scenario with runs of these seeds. Runs that it has already keep name and split; further ones are for tuning.
+
+        Raises InputError."""
         own = {seed for split in SPLITS for seed in self.seeds.get(split, ())}
+        for seed in seeds:
+            if seeds.count(seed) > 1:
+                raise InputError(f"--seed {seed}: is given twice; give each seed once")
         held_out = self.seeds.get("held-out", ())
         split = {"tuning": tuple(seed for seed in seeds if seed not in held_out),
                  "held-out": tuple(seed for seed in seeds if seed in held_out)}
@@ -166,7 +176,7 @@ def _read_file(file: Path) -> dict[str, Scenario]:
     for name, table in tables.items():
         try:
             scenarios[name] = _scenario(name, table)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise InputError(f"{file}: {name}: {error}") from None
     return scenarios
 
@@ -174,6 +184,8 @@ def _read_file(file: Path) -> dict[str, Scenario]:
 def _scenario(name: str, table) -> Scenario:
     if not isinstance(table, dict):
         raise InputError("is not a table; write [NAME] and its settings")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) or name == "all":
+        raise InputError("is no name for a run; use letters, digits, '_', '.' and '-' only, and not all")
     table = dict(table)
     for key in ("why", "model", "expect"):
         if not isinstance(table.get(key), str) or not table[key]:

@@ -30,7 +30,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "sw_reference" / "python")]
 
-from corpus import record
+from corpus import check, record
 from loop import train
 from opd.capture.errors import CaptureError
 from scenario import InputError, Scenario, read_scenarios
@@ -74,6 +74,8 @@ def chosen(options: argparse.Namespace) -> list[Scenario]:
         scenario = known[name].changed(changes)
         if options.seed:
             scenario = scenario.with_seeds(tuple(options.seed))
+        if not scenario.runs:
+            raise InputError(f"--scenario: {name} has no seed; give --seed, or seeds in its table")
         scenarios.append(scenario)
     return scenarios
 
@@ -89,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise InputError(f"{folder}: --out: {error.strerror}; give a folder that can be written to") from None
+        check(folder)
         text = read_text(options.text)
         changes = "".join(f" --set {setting}" for setting in options.set)
         changes += f" --steps {options.steps}" if options.steps else ""

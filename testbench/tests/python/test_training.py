@@ -416,6 +416,12 @@ def test_a_class_that_was_not_expected_is_said(small, capsys):
     ("raw = 3\n", [], "small: raw: 3 is not a table"),
     ('raw = { probes = "qk" }\n', [], "small: raw.probes: is no list of patterns"),
     ('raw = { probes = ["*"], steps = [1] }\n', [], "small: raw.steps: is no pair of whole numbers"),
+    ('raw = { probes = ["*"], steps = [4, 3] }\n', [], "small: raw.steps: [4, 3] ends before it begins"),
+    (f"lr = 1{'0' * 400}\n", [], "small: int too large"),
+    ("init_loss_scale = 1e39\n", [], "setting init_loss_scale: 1e+39 is above 2^127"),
+    ("", ["--seed", "1", "--seed", "2", "--seed", "1"], "--seed 1: is given twice"),
+    ('[seedless]\nwhy = "x"\nmodel = "gpt"\nexpect = "healthy"\n', [], "--scenario: seedless has no seed; give --seed"),
+    ('["../b"]\nwhy = "x"\nmodel = "gpt"\nexpect = "healthy"\n', [], "../b: is no name for a run; use letters, digits"),
     ("held-out = 8\n", [], "small: held-out: 8 is no list of seeds"),
     ("held-out = [1.5]\n", [], "small: seed 1.5 is no whole number from 0"),
     ("", ["--seed", "-1"], "seed -1 is no whole number from 0"),
@@ -437,6 +443,15 @@ def test_files_that_cannot_be_read(tmp_path):
         read_scenarios(tmp_path / "missing.toml")
     with pytest.raises(InputError, match="holds no scenario"):
         read_scenarios(tmp_path)
+
+
+@pytest.mark.parametrize("name, content", [("MANIFEST.json", "["), ("MANIFEST.json", "[]"), ("labels.toml", "]["),
+                                           ("labels.toml", "runs = 3"), ("labels.toml", "[runs]\na = 3")])
+def test_damaged_files_of_the_folder_are_found_before_the_work(tmp_path, text_file, capsys, name, content):
+    (tmp_path / name).write_text(content)
+    assert train.main(["--scenario", "gpt-healthy", "--text", str(text_file), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"train: {tmp_path / name}: is damaged; correct or remove it, and run again\n"
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, content)]
 
 
 def test_output_that_cannot_be_written(tmp_path, text_file, capsys):
