@@ -417,6 +417,16 @@ def test_first_nonfinite_value_writes_the_ring(file, caplog):
     assert "step 7: 0 holds 2 non-finite elements" in caplog.text
 
 
+def test_raw_pattern_without_a_probe_is_said_once(file, caplog):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with Capture(model, file, probes="output", raw=["0", "atn.*"]) as c, caplog.at_level(logging.WARNING, "opd.capture"):
+        for _ in range(3):
+            model(torch.ones(1, 2))
+            c.step()
+    assert [record.getMessage() for record in caplog.records] == [
+        "raw: no probe is called 'atn.*' after the first step, so that none of its elements are kept; the probes are 0, 1"]
+
+
 @pytest.mark.parametrize(("largest", "given", "label"), [
     (1.0, None, "healthy"), (float("inf"), None, "sudden"), (1.0, "near-limit", "near-limit"), (float("inf"), "data", "data")])
 def test_label(file, largest, given, label):

@@ -330,6 +330,14 @@ class Capture:
             return False
         return any(fnmatchcase(entry.name, pattern) for pattern in self._raw_patterns)
 
+    def _check_raw(self) -> None:
+        """Says which patterns match no probe so far. Names are only known once the probes have run."""
+        names = [entry.name for entry in self._registry.entries]
+        for pattern in self._raw_patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                log.warning("raw: no probe is called %r after the first step, so that none of its elements are kept; the probes "
+                            "are %s", pattern, ", ".join(names[:20]) + (", ..." if len(names) > 20 else ""))
+
     def _add_hooks(self, prefix: str, model: nn.Module) -> None:
         hooks = ModelHooks(self, prefix, model, self.selection, self._sideband, self._compiled)
         self._models.append(hooks)
@@ -379,6 +387,8 @@ class Capture:
         values = {name: float(value) for name, value in series.items() if value is not None and not isinstance(value, Tensor)}
         self._pending.append(PendingStep(number, observations, values | dict.fromkeys(order), fetch, on_device))
         self._closed_steps += 1
+        if self._closed_steps == 1:
+            self._check_raw()
         while self._pending and not (len(self._pending) == 1 and self._pending[0].on_device):
             self._write(self._pending.popleft())
 
