@@ -2,6 +2,7 @@
 
 The C++ reference is read from the folder in OPD_BUILD (default: build); without it the tests that need it are skipped.
 """
+import errno
 import json
 import math
 import os
@@ -407,6 +408,29 @@ def test_bad_arguments_are_named(folder, capsys):
     assert "cannot be written" in capsys.readouterr().err
     with pytest.raises(CorpusError):
         find_traces([str(folder / "empty")])
+
+
+def test_evaluation_that_cannot_be_written_leaves_the_one_before(folder, monkeypatch, capsys):
+    import opd.evaluate.command as command
+    out = folder / "out"
+    arguments = [str(folder / "run.safetensors"), "--out", str(out), "--detector", "nonfinite-only"]
+    assert main(arguments) == 0
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+
+    def full_disk(file, evaluation):
+        file.write_text("half a page")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "write_page", full_disk)
+        assert main([*arguments, "--seed", "2"]) == 2
+    assert capsys.readouterr().err == (f"opd evaluate: {out}: cannot be written (No space left on device); check --out and its "
+                                       "free space\n")
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    (out / "evaluation.html").unlink()
+    (out / "evaluation.html").mkdir()
+    assert main(arguments) == 2 and f"{out / 'evaluation.html'}: cannot be written (Is a dir" in capsys.readouterr().err
+    assert sorted(file.name for file in out.iterdir()) == sorted(before)
 
 
 def test_a_missing_reference_is_an_error(folder, tmp_path):

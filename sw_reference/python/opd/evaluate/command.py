@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,18 +56,26 @@ def main(argv: list[str] | None = None) -> int:
                               arguments.split, arguments.goals, arguments.config)
         out = Path(arguments.out)
         out.mkdir(parents=True, exist_ok=True)
-        (out / "evaluation.json").write_text(json.dumps(evaluation, indent=1, allow_nan=False) + "\n", encoding="ascii")
-        write_page(out / "evaluation.html", evaluation)
+        _write(out, evaluation)
     except (CorpusError, TraceError, ReferenceMissing, ConfigFileError) as error:
         print(f"opd evaluate: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"opd evaluate: {error.filename or arguments.out}: cannot be written ({error.strerror}); "
+        print(f"opd evaluate: {error.filename2 or arguments.out}: cannot be written ({error.strerror}); "
               "check --out and its free space", file=sys.stderr)
         return 2
     _print(per_run(evaluation) if arguments.runs else text(evaluation))
     print(f"\n{out / 'evaluation.json'}, {out / 'evaluation.html'}")
     return 0
+
+
+def _write(out: Path, evaluation: dict) -> None:
+    """Both files, each as a whole: what an earlier evaluation wrote stays there until they are ready. Raises OSError."""
+    with tempfile.TemporaryDirectory(prefix=".evaluation.", dir=out) as fresh:
+        (Path(fresh) / "evaluation.json").write_text(json.dumps(evaluation, indent=1, allow_nan=False) + "\n", encoding="ascii")
+        write_page(Path(fresh) / "evaluation.html", evaluation)
+        for name in ("evaluation.html", "evaluation.json"):
+            os.replace(Path(fresh) / name, out / name)
 
 
 def evaluate(paths: Sequence[str], labels_file: str | None = None, kinds: Sequence[str] | None = None,
