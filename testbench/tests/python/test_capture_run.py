@@ -176,7 +176,7 @@ dist.destroy_process_group()
 
 def test_two_processes(tmp_path):
     (tmp_path / "ddp.py").write_text(DDP)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--local-addr", "127.0.0.1",
                 str(tmp_path / "ddp.py")]
     environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "opd", "capture", "--out", str(tmp_path / "run.safetensors"), "--probes", "key,gradient",
