@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from opd.registers import CONFIG_RANGE, CONFIG_RESET, PROFILES
-from opd.trace import _JsonFault, _parse_json, _quoted
+from opd.strict_json import JsonFault, parse_json
+from opd.texts import quoted
 
 KEYS = ("format", "version", "profile", "config", "calibration")
 LARGEST_FILE = 1 << 20  # bytes
@@ -111,14 +112,14 @@ def parse(text: str, file: Path | str) -> DeviceConfig:
         raise ConfigFileError(file, name, wrong, remedy)
 
     try:
-        content = _parse_json(text)
-    except _JsonFault as fault:
+        content = parse_json(text)
+    except JsonFault as fault:
         fail("file", f"is {fault}", _WRITE_AGAIN)
     if not isinstance(content, dict):
         fail("file", "is no JSON object", _WRITE_AGAIN)
     for key in content:
         if key not in KEYS:
-            fail(_quoted(key), "is not known", _suggestion(key, KEYS, f"the keys are {', '.join(KEYS)}"))
+            fail(quoted(key), "is not known", _suggestion(key, KEYS, f"the keys are {', '.join(KEYS)}"))
     if content.get("format") != "opd-config":
         fail("format", 'is not "opd-config"', "give a device configuration file")
     if type(content.get("version")) is not int or content["version"] != 1:
@@ -133,7 +134,7 @@ def parse(text: str, file: Path | str) -> DeviceConfig:
     fields = {}
     for name, value in content["config"].items():
         if name not in CONFIG_RESET:
-            fail(f"config.{_quoted(name)}", "is no configuration field",
+            fail(f"config.{quoted(name)}", "is no configuration field",
                  _suggestion(name, tuple(CONFIG_RESET), "opd registers lists the fields"))
         fields[name] = _checked(name, value, fail)
     return DeviceConfig(profile, fields, content.get("calibration"))

@@ -15,7 +15,6 @@ import operator
 import os
 import re
 import stat
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +24,13 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+from opd.strict_json import JsonFault, parse_json
+from opd.texts import quoted
+
 LABELS = ("healthy", "near-limit", "gradual", "sudden", "injected", "data")
 KINDS = ("activation", "weight", "gradient", "optimizer", "collective")
 MAX_PROBES = 65536  # op ids are 16 bits
 MAX_HEADER_BYTES = 64 << 20
-MAX_JSON_DEPTH = 64
-MAX_JSON_VALUES = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class TraceWriter:
         where = f"step {step}"
         for member in members:
             if member not in (*COUNTS, *VALUES, *SERIES):
-                self._fail(where, f"{_quoted(member)} is not a member of a step", "correct its name")
+                self._fail(where, f"{quoted(member)} is not a member of a step", "correct its name")
         if self._steps and members.keys() != self._members.keys():
             changed = ", ".join(sorted(members.keys() ^ self._members.keys()))
             self._fail(where, f"{changed}: not in every step", "give every step the same members")
@@ -177,7 +177,7 @@ class TraceWriter:
         for name, elements in (raw or {}).items():
             elements = np.asarray(elements)
             if name in formats and elements.dtype != FORMATS[formats[name]].numpy:
-                self._fail(where, f"raw rows of {_quoted(name)} have type {elements.dtype}", f"give {formats[name]} elements")
+                self._fail(where, f"raw rows of {quoted(name)} have type {elements.dtype}", f"give {formats[name]} elements")
             rows[name] = elements.ravel().copy()
         for member, value in members.items():
             shape = () if member in SERIES else (len(self._probes),)
@@ -190,7 +190,7 @@ class TraceWriter:
         self._steps.append(operator.index(step))
         for name, row in rows.items():
             if self._raw.get(name) and self._raw[name][0].size != row.size:
-                self._fail(where, f"raw rows of {_quoted(name)} change size", "give every element of the probe")
+                self._fail(where, f"raw rows of {quoted(name)} change size", "give every element of the probe")
             self._raw.setdefault(name, []).append(row)
         if rows:
             self._raw_steps.append(operator.index(step))
@@ -245,70 +245,12 @@ def element_statistics(elements: np.ndarray) -> dict[str, float | int]:
 
 # --- container -------------------------------------------------------------------------------------------------------------
 
-def _quoted(text: str) -> str:
-    """Text from a file for an error message: in quotes, one line, printable ASCII, at most 64 bytes of it."""
-    data = text.encode("utf-8", "surrogatepass")
-    body = "".join(chr(b) if 0x20 <= b < 0x7F and b not in b'"\\' else f"\\x{b:02x}" for b in data[:64])
-    return f'"{body}..."' if len(data) > 64 else f'"{body}"'
-
-
 def _choice(names: Sequence[str]) -> str:
     return ", ".join(names[:-1]) + " or " + names[-1]
 
 
 def _shape_text(shape: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, shape[:8])) + (", ...]" if len(shape) > 8 else "]")
-
-
-class _JsonFault(Exception):
-    """What is wrong with a JSON text, for a TraceError."""
-
-
-def _unique(pairs):
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _JsonFault(f"duplicate key {_quoted(key)}")
-            seen.add(key)
-    return result
-
-
-def _reject_constant(text):  # NaN and Infinity are not JSON
-    raise _JsonFault("not valid JSON")
-
-
-def _parse_json(text: str):
-    """Strict JSON: one value, no duplicate key, bounded depth and number of values. Raises _JsonFault."""
-    try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_reject_constant)
-    except RecursionError:
-        raise _JsonFault(f"JSON nested deeper than {MAX_JSON_DEPTH}") from None
-    except ValueError:
-        raise _JsonFault("not valid JSON") from None
-    count = 0
-    level, depth = [value], 0
-    while level:
-        below = []
-        count += len(level)
-        for item in level:
-            if isinstance(item, dict):
-                below += item.values()
-                texts = item.keys()
-            else:
-                below += item if isinstance(item, list) else ()
-                texts = (item,) if isinstance(item, str) else ()
-            # Neither lone surrogates nor numbers beyond a double have a meaning.
-            if any(re.search("[\ud800-\udfff]", t) for t in texts) or (
-                    isinstance(item, (int, float)) and abs(item) > sys.float_info.max):
-                raise _JsonFault("not valid JSON")
-            if isinstance(item, (dict, list)) and depth >= MAX_JSON_DEPTH:
-                raise _JsonFault(f"JSON nested deeper than {MAX_JSON_DEPTH}")
-        if count > MAX_JSON_VALUES:
-            raise _JsonFault(f"JSON of more than {MAX_JSON_VALUES} values")
-        level, depth = below, depth + 1
-    return value
 
 
 def _is_size(value) -> bool:
@@ -359,10 +301,10 @@ def _read_container(data, file: str) -> tuple[dict[str, str], dict[str, _Tensor]
         fail("header length", f"{header_bytes} bytes, but only {len(view) - 8} follow", _COPY_AGAIN)
     body = view[8 + header_bytes:]
     try:
-        header = _parse_json(str(view[8:8 + header_bytes], "utf-8"))
+        header = parse_json(str(view[8:8 + header_bytes], "utf-8"))
     except UnicodeDecodeError:
         fail("header", "not valid JSON")
-    except _JsonFault as fault:
+    except JsonFault as fault:
         fail("header", str(fault))
     if not isinstance(header, dict) or view[8] != ord("{"):
         fail("header", "is not a JSON object that starts at its first byte")
@@ -375,17 +317,17 @@ def _read_container(data, file: str) -> tuple[dict[str, str], dict[str, _Tensor]
                 fail("__metadata__", "is not an object")
             for key in sorted(value):
                 if not isinstance(value[key], str):
-                    fail("__metadata__", f"{_quoted(key)} is not a string")
+                    fail("__metadata__", f"{quoted(key)} is not a string")
             metadata = value
             continue
-        field = f"tensor {_quoted(name)}"
+        field = f"tensor {quoted(name)}"
         if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
             fail(field, "is not an object of dtype, shape and data_offsets")
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
         if not isinstance(dtype, str):
             fail(field, "dtype is not a string")
         if dtype not in DTYPE_BYTES:
-            fail(field, f"unknown dtype {_quoted(dtype)}")
+            fail(field, f"unknown dtype {quoted(dtype)}")
         if not isinstance(shape, list):
             fail(field, "shape is not a list")
         if not all(map(_is_size, shape)):
@@ -411,7 +353,7 @@ def _read_container(data, file: str) -> tuple[dict[str, str], dict[str, _Tensor]
     covered = 0
     for begin, end, name in sorted(extents):
         if begin != covered:
-            fail(f"tensor {_quoted(name)}", "overlaps another tensor" if begin < covered else "leaves a gap before its data")
+            fail(f"tensor {quoted(name)}", "overlaps another tensor" if begin < covered else "leaves a gap before its data")
         covered = end
     if covered != len(body):
         fail("file", f"{len(body) - covered} bytes after the last tensor")
@@ -451,14 +393,14 @@ class _Reader:
                 self.fail(key, "is missing from __metadata__", _CAPTURE)
         version, name, label = (self.metadata[key] for key in ("version", "name", "label"))
         if version != "1":
-            self.fail("version", f"{_quoted(version)} is not known", "use a reader of that version, or version 1")
+            self.fail("version", f"{quoted(version)} is not known", "use a reader of that version, or version 1")
         if not re.fullmatch("[A-Za-z0-9_.-]+", name):
-            self.fail("name", f"{_quoted(name)} is not a short name", "use letters, digits, '_', '.' and '-' only")
+            self.fail("name", f"{quoted(name)} is not a short name", "use letters, digits, '_', '.' and '-' only")
         if label not in LABELS:
-            self.fail("label", f"{_quoted(label)} is not a label", f"use {_choice(LABELS)}")
+            self.fail("label", f"{quoted(label)} is not a label", f"use {_choice(LABELS)}")
         try:
-            manifest = _parse_json(self.metadata["manifest"])
-        except _JsonFault as fault:
+            manifest = parse_json(self.metadata["manifest"])
+        except JsonFault as fault:
             self.fail("manifest", str(fault), _CAPTURE)
         if not isinstance(manifest, dict):
             self.fail("manifest", "not a JSON object", _CAPTURE)
@@ -466,8 +408,8 @@ class _Reader:
 
     def read_probes(self) -> list[Probe]:
         try:
-            items = _parse_json(self.metadata["probes"])
-        except _JsonFault as fault:
+            items = parse_json(self.metadata["probes"])
+        except JsonFault as fault:
             self.fail("probes", str(fault), _CAPTURE)
         if not isinstance(items, list) or not items:
             self.fail("probes", "is not a list of probes", "probe at least one operator")
@@ -488,12 +430,12 @@ class _Reader:
             if not name:
                 self.fail(f"{field}.name", "is empty", "name the probe")
             if name in names:
-                self.fail(f"{field}.name", f"{_quoted(name)} names two probes", "give every probe a name of its own")
+                self.fail(f"{field}.name", f"{quoted(name)} names two probes", "give every probe a name of its own")
             names.add(name)
             if text("kind") not in KINDS:
-                self.fail(f"{field}.kind", f"{_quoted(text('kind'))} is not a kind", f"use {_choice(KINDS)}")
+                self.fail(f"{field}.kind", f"{quoted(text('kind'))} is not a kind", f"use {_choice(KINDS)}")
             if text("format") not in FORMATS:
-                self.fail(f"{field}.format", f"{_quoted(text('format'))} is not a format", f"use {_choice(tuple(FORMATS))}")
+                self.fail(f"{field}.format", f"{quoted(text('format'))} is not a format", f"use {_choice(tuple(FORMATS))}")
             shape = item.get("shape")
             if not isinstance(shape, list):
                 self.fail(f"{field}.shape", "is missing or not a list", _CAPTURE)
@@ -510,7 +452,7 @@ class _Reader:
         return probes
 
     def require(self, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
-        field = f"tensor {_quoted(name)}" if name.startswith("raw/") else name
+        field = f"tensor {quoted(name)}" if name.startswith("raw/") else name
         tensor = self.tensors.get(name)
         if tensor is None:
             self.fail(field, "is missing", _CAPTURE)
@@ -541,13 +483,13 @@ class _Reader:
         for name in sorted(self.tensors):
             is_raw = name.startswith("raw/")
             if is_raw and name.removeprefix("raw/") not in self.op_ids:
-                self.fail(f"tensor {_quoted(name)}", "is of no probe in the list", "add the probe or remove the tensor")
+                self.fail(f"tensor {quoted(name)}", "is of no probe in the list", "add the probe or remove the tensor")
             if not is_raw and name not in _TENSORS:
-                self.fail(f"tensor {_quoted(name)}", "is not part of a trace", "correct its name or remove it")
+                self.fail(f"tensor {quoted(name)}", "is not part of a trace", "correct its name or remove it")
         return self.read_step_list("step")
 
     def place(self, step_index: int, op: int) -> str:
-        return f"step {self.step[step_index]}, probe {_quoted(self.probes[op].name)}: "
+        return f"step {self.step[step_index]}, probe {quoted(self.probes[op].name)}: "
 
     def read_counts(self, name: str) -> np.ndarray:
         counts = self.require(name, "I64", [len(self.step), len(self.probes)])
@@ -622,9 +564,9 @@ class _Reader:
             step = int("0" + step_text.lstrip("0")[:11]) if re.fullmatch("[0-9]+", step_text) else -1
             found = np.flatnonzero(self.step == step)
             if not len(found):
-                self.fail("first_bad_step", f"{_quoted(step_text)} is not in step", _CAPTURE)
+                self.fail("first_bad_step", f"{quoted(step_text)} is not in step", _CAPTURE)
             if op not in self.op_ids:
-                self.fail("first_bad_op", f"{_quoted(op)} is not in probes", _CAPTURE)
+                self.fail("first_bad_op", f"{quoted(op)} is not in probes", _CAPTURE)
             s, p = int(found[0]), self.op_ids[op]
             first = s * len(self.probes) + p
             if nonfinite[s, p] == 0:
@@ -670,7 +612,7 @@ def _serialize(trace: Trace, file: str) -> bytes:
         fail("probes", "is not a list of probes", "give Probe(name, kind, format, shape) with texts and whole numbers")
     for probe in trace.probes:
         if probe.format not in FORMATS:
-            fail("probes", f"{_quoted(str(probe.format))} is not a format", f"use {_choice(tuple(FORMATS))}")
+            fail("probes", f"{quoted(str(probe.format))} is not a format", f"use {_choice(tuple(FORMATS))}")
     for text in metadata.values():
         if re.search("[\ud800-\udfff]", text):
             fail("__metadata__", "holds text that is not UTF-8", "use UTF-8 names and texts")
@@ -688,7 +630,7 @@ def _serialize(trace: Trace, file: str) -> bytes:
     formats = {probe.name: probe.format for probe in trace.probes}
     for name, rows in trace.raw.items():
         rows = np.asarray(rows)
-        field = f"tensor {_quoted('raw/' + name)}"
+        field = f"tensor {quoted('raw/' + name)}"
         if name not in formats:
             fail(field, "is of no probe in the list", "add the probe or remove the tensor")
         if rows.dtype != FORMATS[formats[name]].numpy:

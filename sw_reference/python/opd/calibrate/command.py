@@ -18,6 +18,7 @@ from opd.device_config import ConfigFileError
 from opd.evaluate.corpus import CLEAN, LABELS_FILE, SPLITS, CorpusError, Run, find_traces, load, read_labels
 from opd.evaluate.reference import ReferenceMissing
 from opd.registers import PROFILES
+from opd.texts import printable
 from opd.trace import KINDS, TraceError
 
 NOT_PROMISED = 3
@@ -62,8 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     except (CorpusError, TraceError, ReferenceMissing, ConfigFileError) as error:
         print(f"opd calibrate: {error}", file=sys.stderr)
         return 2
-    told = text(config, others)
-    print("".join(c if c.isprintable() or c == "\n" else "?" for c in told))  # names come from files
+    print(printable(text(config, others)))
     print(f"\n{out}")
     return 0 if config.calibration["promised"] else NOT_PROMISED
 

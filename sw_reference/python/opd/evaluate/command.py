@@ -28,6 +28,7 @@ from opd.evaluate.metrics import (INCIDENT_CLASSES, LEAD_WINDOW, WARM_UP, RunRes
 from opd.evaluate.reference import Configured, ReferenceMissing
 from opd.evaluate.report import write_page
 from opd.evaluate.tables import per_run, text
+from opd.texts import printable
 from opd.trace import KINDS, TraceError
 
 ALL = "all"  # the split of a table over every run
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"opd evaluate: {error.filename2 or arguments.out}: cannot be written ({error.strerror}); "
               "check --out and its free space", file=sys.stderr)
         return 2
-    _print(per_run(evaluation) if arguments.runs else text(evaluation))
+    print(printable(per_run(evaluation) if arguments.runs else text(evaluation)))
     print(f"\n{out / 'evaluation.json'}, {out / 'evaluation.html'}")
     return 0
 
@@ -195,8 +196,3 @@ def _said(run: Run, detector: Detector, result: RunResult) -> dict:
             "has_verdict": log.has_verdict, "alarms": log.alarms, "first_alarm": told(log.first),
             "alarm_before": told(log.before), "alarm_same_step": told(log.same_step),
             "alarm_at_incident": log.at_incident, "overflows_warned": log.overflows_warned}
-
-
-def _print(told: str) -> None:
-    """Names come from files: nothing of them reaches the terminal as a control sequence."""
-    print("".join(c if c.isprintable() or c == "\n" else "?" for c in told))

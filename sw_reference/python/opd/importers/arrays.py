@@ -28,7 +28,7 @@ from opd.importers.names import SCALAR_OF, STEPS, format_of, key, kind_of, split
 from opd.importers.run import ImportedRun, Step, elements_stat, listed, stat_of
 from opd.importers.source import COPY_AGAIN, ImportFault, Source
 from opd.trace import FORMATS, SERIES
-from opd.trace import _quoted as quoted
+from opd.texts import quoted
 
 _FORMAT_OF_TYPE = {layout.numpy: name for name, layout in FORMATS.items()}
 

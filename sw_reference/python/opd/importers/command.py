@@ -15,6 +15,7 @@ import numpy as np
 
 from opd.importers import IMPORTERS, ImportFault, Options, import_file, import_joined
 from opd.importers.run import Imported, short_name
+from opd.texts import printable
 from opd.trace import FORMATS, KINDS, LABELS, TraceError
 
 SUFFIX = ".safetensors"
@@ -58,9 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     targets = iter(targets)
     for file, name, traces in found:
         for imported in traces:
-            _print(summary(file, name, imported, next(targets)[0]))
+            print(printable(summary(file, name, imported, next(targets)[0])))
         for text in traces[0].of_source:
-            _print(f"  assumed for the file: {text}")
+            print(printable(f"  assumed for the file: {text}"))
     return 0
 
 
@@ -76,11 +77,6 @@ def summary(file: str, importer: str, imported: Imported, target: Path) -> str:
     line = (f"{file} -> {target}: {importer}, {steps} {'step' if steps == 1 else 'steps'} {trace.step[0]}..{trace.step[-1]}, "
             f"{len(trace.probes)} {'probe' if len(trace.probes) == 1 else 'probes'}, {first}")
     return "\n".join([line, *(f"  assumed: {text}" for text in imported.of_trace)])
-
-
-def _print(text: str) -> None:
-    """Names come from the file: nothing of them reaches the terminal as a control sequence."""
-    print("".join(c if c.isprintable() or c == "\n" else "?" for c in text))
 
 
 def _options(arguments) -> Options:

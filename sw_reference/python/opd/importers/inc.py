@@ -15,7 +15,7 @@ import math
 
 from opd.importers.run import ImportedRun, Stat, Step
 from opd.importers.source import COPY_AGAIN, Source
-from opd.trace import _quoted as quoted
+from opd.texts import quoted
 
 NAME = "inc-measurement"
 WHAT = "Intel Neural Compressor FP8 measurement (JSON)"

@@ -18,7 +18,7 @@ import re
 from opd.importers.names import format_of, kind_of
 from opd.importers.run import ImportedRun, Step, stat_of
 from opd.importers.source import COPY_AGAIN, Source, csv_cells
-from opd.trace import _quoted as quoted
+from opd.texts import quoted
 
 _IO = {"input_args": "input", "input_kwargs": "input", "input": "input", "output": "output", "parameters": "parameters"}
 _WHOLE = re.compile(r"(?:torch\.)?(?:u?int\d*|bool|complex\d*|long|short|hifloat8\w*|float4\w*)$", re.I)

@@ -16,7 +16,7 @@ import numpy as np
 
 from opd.importers.source import Source
 from opd.trace import COUNTS, FORMATS, MAX_PROBES, SERIES, Probe, Trace, TraceWriter, element_statistics
-from opd.trace import _quoted as quoted
+from opd.texts import quoted
 
 MAX_SEGMENTS = 256   # more restarts than that is a file whose steps have no order
 OPTIONAL = ("min_abs", "mean", "var", "saturated", "subnormal", "zero")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from opd.trace import _quoted as quoted
+from opd.texts import quoted
 
 MAX_BYTES = 4 << 30  # after decompression; telemetry is megabytes, and a compressed file may claim anything
 HEAD_BYTES = 1 << 16

@@ -23,7 +23,7 @@ from opd.importers.run import ImportedRun, Stat, Step, listed, stat_of
 from opd.importers.scalars import Row, read_rows
 from opd.importers.source import COPY_AGAIN, Source, csv_cells
 from opd.trace import KINDS
-from opd.trace import _quoted as quoted
+from opd.texts import quoted
 
 _MISSING = ("", "none", "null", "n/a", "na", "-")
 # Columns that are neither a probe nor worth a word when they are not read.

@@ -20,7 +20,7 @@ from opd.importers.names import SCALAR_OF, key, kind_of, split_statistic
 from opd.importers.run import ImportedRun, Stat, listed, stat_of
 from opd.importers.scalars import Row, read_rows
 from opd.importers.source import COPY_AGAIN, Source
-from opd.trace import _quoted as quoted
+from opd.texts import quoted
 
 NAME = "tensorboard"
 WHAT = "TensorBoard event file"

@@ -1,0 +1,14 @@
+"""Text that comes from files, as messages and terminals may have it."""
+from __future__ import annotations
+
+
+def quoted(text: str) -> str:
+    """Text from a file for an error message: in quotes, one line, printable ASCII, at most 64 bytes of it."""
+    data = text.encode("utf-8", "surrogatepass")
+    body = "".join(chr(b) if 0x20 <= b < 0x7F and b not in b'"\\' else f"\\x{b:02x}" for b in data[:64])
+    return f'"{body}..."' if len(data) > 64 else f'"{body}"'
+
+
+def printable(text: str) -> str:
+    """Text whose names come from files: nothing of them reaches a terminal as a control sequence."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
