@@ -27,8 +27,8 @@ import safetensors
 from opd.importers.names import SCALAR_OF, STEPS, format_of, key, kind_of, split_statistic
 from opd.importers.run import ImportedRun, Step, elements_stat, listed, stat_of
 from opd.importers.source import COPY_AGAIN, ImportFault, Source
-from opd.trace import FORMATS, SERIES
 from opd.texts import quoted
+from opd.trace import FORMATS, SERIES
 
 _FORMAT_OF_TYPE = {layout.numpy: name for name, layout in FORMATS.items()}
 

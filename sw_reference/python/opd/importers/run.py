@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from opd.importers.source import Source
-from opd.trace import COUNTS, FORMATS, MAX_PROBES, SERIES, Probe, Trace, TraceWriter, element_statistics
 from opd.texts import quoted
+from opd.trace import COUNTS, FORMATS, MAX_PROBES, SERIES, Probe, Trace, TraceWriter, element_statistics
 
 MAX_SEGMENTS = 256   # more restarts than that is a file whose steps have no order
 OPTIONAL = ("min_abs", "mean", "var", "saturated", "subnormal", "zero")

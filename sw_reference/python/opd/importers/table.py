@@ -22,8 +22,8 @@ from opd.importers.names import (PROBE_NAMES, PROBE_PARTS, SCALAR_OF, STATISTIC_
 from opd.importers.run import ImportedRun, Stat, Step, listed, stat_of
 from opd.importers.scalars import Row, read_rows
 from opd.importers.source import COPY_AGAIN, Source, csv_cells
-from opd.trace import KINDS
 from opd.texts import quoted
+from opd.trace import KINDS
 
 _MISSING = ("", "none", "null", "n/a", "na", "-")
 # Columns that are neither a probe nor worth a word when they are not read.
