@@ -10,11 +10,12 @@ import tomllib
 from pathlib import Path
 
 from labels import Class
+from opd.evaluate.corpus import LABELS_FILE, label_table
+from opd.files import write_whole
 from opd.trace import Trace
 from scenario import InputError
 
 MANIFEST = "MANIFEST.json"
-LABELS = "labels.toml"
 HEADING = """\
 # Written by traces/training/train.py. Classes are computed from the traces (traces/training/labels.py) or follow from what was
 # done to the run; the split is that of its scenario. docs/evaluation.md says what the fields mean.
@@ -24,7 +25,7 @@ HEADING = """\
 def check(folder: Path) -> None:
     """Raises InputError when the files of a folder cannot be added to."""
     _read(folder / MANIFEST, json.loads)
-    _read(folder / LABELS, _labels)
+    _read(folder / LABELS_FILE, _labels)
 
 
 def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> None:
@@ -36,11 +37,12 @@ def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> N
         fcntl.flock(lock, fcntl.LOCK_EX)
         manifest = _read(folder / MANIFEST, json.loads)
         manifest[file] = _manifest_entry(folder / file, trace)
-        _write(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-        runs = _read(folder / LABELS, _labels)
+        write_whole(folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+        runs = _read(folder / LABELS_FILE, _labels)
         runs[trace.name] = {"class": found.name, "split": split, "first_bad_step": found.first_bad_step,
                             "first_bad_op": found.first_bad_op, "event_step": found.event_step, "decided": found.decided}
-        _write(folder / LABELS, HEADING + "".join(_table(name, runs[name]) for name in sorted(runs)))
+        tables = [label_table(name, runs[name]) for name in sorted(runs)]
+        write_whole(folder / LABELS_FILE, "\n".join([HEADING, *tables]).encode())
     finally:
         os.close(lock)
 
@@ -68,15 +70,3 @@ def _labels(text: str) -> dict:
     if not isinstance(runs, dict) or not all(isinstance(entry, dict) for entry in runs.values()):
         raise ValueError("runs holds something that is no table")
     return runs
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
-def _table(name: str, label: dict) -> str:
-    """One entry of labels.toml; a JSON string is a TOML basic string."""
-    return f"\n[runs.{json.dumps(name)}]\n" + "".join(
-        f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in label.items() if value is not None)

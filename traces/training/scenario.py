@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults import Fault
+from opd.evaluate.corpus import SPLITS
 from opd.trace import LABELS
 from workloads import KINDS
 
-SPLITS = ("tuning", "held-out")
 INCIDENTS = ("forward", "gradient")
 
 

@@ -60,13 +60,6 @@ opd::Config config_of(const std::map<std::string, double>& settings) {
   return config;
 }
 
-py::dict published_profile() {
-  py::dict profile;
-  for (const opd::ProfileSetting& setting : opd::kPublishedProfile)
-    profile[py::str(std::string(setting.field))] = setting.value;
-  return profile;
-}
-
 py::tuple run(const Array<std::uint32_t>& step, const Array<std::uint8_t>& format,
               const Array<std::uint32_t>& element_count, const Array<std::uint32_t>& max_mag,
               const Array<std::uint32_t>& nonfinite, const Array<std::uint32_t>& saturated,
@@ -151,8 +144,6 @@ Raises ValueError.)");
   module.def("log2_codes", &log2_codes, py::arg("format"), py::arg("max_mag"),
              "x of docs/numerics.md in 1/32 bit: format uint8 [P], max_mag uint32 [S, P] -> int32 "
              "[S, P].");
-  module.def("published_profile", &published_profile,
-             "Configuration fields of the risk profile `published`.");
   module.def("state_bits", &opd::ref::state_bits, py::arg("forecast_engine"),
              py::arg("published_engine"), "Bits of state per operator, controller included.");
 }

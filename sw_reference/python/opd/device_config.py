@@ -7,13 +7,13 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from opd.files import write_whole
 from opd.registers import CONFIG_RANGE, CONFIG_RESET, PROFILES
 from opd.strict_json import JsonFault, parse_json
 from opd.texts import quoted
@@ -68,24 +68,11 @@ class DeviceConfig:
     def write(self, path: Path | str) -> None:
         """Writes the file at once or not at all. Raises ConfigFileError."""
         parse(self.to_json(), path)  # nothing is written that would not be read
-        path, temporary = Path(path), None
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
-            with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-                stream.write(self.to_json())
-                mask = os.umask(0)
-                os.umask(mask)
-                os.fchmod(stream.fileno(), 0o666 & ~mask)  # what open() would have given it
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
-            temporary = None
+            write_whole(path, self.to_json().encode("ascii"))
         except OSError as error:
             raise ConfigFileError(path, "file", f"cannot be written ({os.strerror(error.errno)})",
                                   "name a file in a writable folder with free space") from None
-        finally:
-            if temporary is not None:
-                os.unlink(temporary)
 
 
 def read(path: Path | str) -> DeviceConfig:

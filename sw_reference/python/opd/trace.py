@@ -15,15 +15,14 @@ import operator
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import safetensors
 
+from opd.files import write_whole
 from opd.strict_json import JsonFault, parse_json
 from opd.texts import quoted
 
@@ -136,7 +135,11 @@ class Trace:
         """Writes the trace file, replacing what is there: a temporary file beside it, synchronised, renamed.
         Raises TraceError; then the target is as it was."""
         file = os.fspath(path)
-        _write_atomically(self.to_bytes(file), file)
+        data = self.to_bytes(file)
+        try:
+            write_whole(file, data)
+        except OSError as error:
+            raise TraceError(file, "file", f"cannot be written ({os.strerror(error.errno)})", _TARGET) from None
 
 
 class TraceWriter:
@@ -645,23 +648,3 @@ def _serialize(trace: Trace, file: str) -> bytes:
     header = _canonical(json.loads(container[8:data_begin])).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + container[data_begin:]
-
-
-def _write_atomically(data: bytes, file: str) -> None:
-    temporary = None
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=Path(file).name + ".", dir=Path(file).parent)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            mask = os.umask(0)
-            os.umask(mask)
-            os.fchmod(stream.fileno(), 0o666 & ~mask)  # mkstemp gives 0600; a trace gets what open() would have given it
-            os.fsync(stream.fileno())
-        os.rename(temporary, file)
-        temporary = None
-    except OSError as error:
-        raise TraceError(file, "file", f"cannot be written ({os.strerror(error.errno)})", _TARGET) from None
-    finally:
-        if temporary is not None:
-            os.unlink(temporary)

@@ -20,7 +20,7 @@ from opd.evaluate.maxima import MegatronSpike, TransformerEngineAmax
 from opd.evaluate.metrics import first_nonfinite, lead_steps
 from opd.evaluate.reference import Forecast, Published, ReferenceMissing, learning_rate_changes, module
 from opd.evaluate.reference import statistics as arguments_of
-from opd.registers import CONFIG_RESET, Flag
+from opd.registers import CONFIG_RESET, PROFILES, Flag
 from opd.report import read_records
 from opd.trace import Probe, Trace
 
@@ -280,7 +280,7 @@ def test_the_reference_gives_the_records_of_opd_replay(tmp_path, profile):
     subprocess.run([PROGRAM, "replay", statistics_only, "--paths", "cpu", "--profile", profile, "--out", tmp_path / "out"],
                    check=True, capture_output=True, timeout=300)
     replayed = read_records(tmp_path / "out" / f"{trace.name}.cpu.records")
-    config = module().published_profile() if profile == "published" else {}
+    config = PROFILES[profile]
     records, z = module().run(**arguments_of(trace), config=config)
     records = records.reshape(-1)
     assert len(records) == len(replayed) == trace.max_abs.size > 20000

@@ -506,26 +506,21 @@ TEST(SystemcForecastEngine, EachHeadroomActsOnItsOwnFlagAndKindOfOperand) {
   const GateRow at_limit{Format::kFp16, 0x7BFF, 512, kFar, false, 0};  // h = 0
   for (const int scale_log2 : {0, 1, -1}) EXPECT_EQ(flags_of(closed, at_limit, scale_log2), kC);
 
-  Config open = closed;
-  open.forecast_headroom = 1;
-  EXPECT_EQ(flags_of(open, at_limit, 0), kF | kC);
-  EXPECT_EQ(flags_of(open, at_limit, 1), kC);
-  EXPECT_EQ(flags_of(open, at_limit, -1), kC);
-  open = closed;
-  open.forecast_headroom_scaled = 1;
-  EXPECT_EQ(flags_of(open, at_limit, 0), kC);
-  EXPECT_EQ(flags_of(open, at_limit, 1), kF | kC);
-  EXPECT_EQ(flags_of(open, at_limit, -1), kF | kC);
-  open = closed;
-  open.jump_headroom = 1;
-  EXPECT_EQ(flags_of(open, at_limit, 0), kC | kJ);
-  EXPECT_EQ(flags_of(open, at_limit, 1), kC);
-  EXPECT_EQ(flags_of(open, at_limit, -1), kC);
-  open = closed;
-  open.jump_headroom_scaled = 1;
-  EXPECT_EQ(flags_of(open, at_limit, 0), kC);
-  EXPECT_EQ(flags_of(open, at_limit, 1), kC | kJ);
-  EXPECT_EQ(flags_of(open, at_limit, -1), kC | kJ);
+  struct Gate {
+    std::uint16_t Config::*headroom;
+    unsigned without_scale, under_scale;  ///< flags when this one is open
+  };
+  const Gate gates[] = {{&Config::forecast_headroom, kF | kC, kC},
+                        {&Config::forecast_headroom_scaled, kC, kF | kC},
+                        {&Config::jump_headroom, kC | kJ, kC},
+                        {&Config::jump_headroom_scaled, kC, kC | kJ}};
+  for (const Gate& gate : gates) {
+    Config open = closed;
+    open.*gate.headroom = 1;
+    EXPECT_EQ(flags_of(open, at_limit, 0), gate.without_scale) << &gate - gates;
+    EXPECT_EQ(flags_of(open, at_limit, 1), gate.under_scale) << &gate - gates;
+    EXPECT_EQ(flags_of(open, at_limit, -1), gate.under_scale) << &gate - gates;
+  }
 
   // A limit below the sample: a headroom of -1 is below every gate, that of 0 too.
   closed.limit_fp16 = 511;

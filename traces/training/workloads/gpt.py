@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.next_character import NextCharacter
-from workloads.operators import ACTIVATIONS, NORMS, Float8, LayerNorm, Product, Softmax, Sum, as_it_is, choice
+from workloads.operators import ACTIVATIONS, FLOAT8, NORMS, Float8, LayerNorm, Product, Softmax, Sum, as_it_is, choice
 from workloads.text import Text
 from workloads.workload import check_positive, half_of
 
@@ -56,7 +56,7 @@ class Parts:
     def __init__(self, settings: Settings, half: torch.dtype):
         self.settings, self.half = settings, half
         self._norm = choice(NORMS, settings.norm, "norm")
-        choice({"half": None, "E4M3": None, "E5M2": None}, settings.store, "store")
+        choice({"half": None, **FLOAT8}, settings.store, "store")
 
     def norm(self) -> nn.Module:
         if self._norm is LayerNorm:

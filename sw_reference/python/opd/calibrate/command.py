@@ -15,7 +15,7 @@ from opd.calibrate.calibration import calibrate
 from opd.calibrate.evidence import Subject
 from opd.calibrate.tables import text
 from opd.device_config import ConfigFileError
-from opd.evaluate.corpus import CLEAN, LABELS_FILE, SPLITS, CorpusError, Run, find_traces, load, read_labels
+from opd.evaluate.corpus import CLEAN, LABELS_FILE, SPLITS, CorpusError, Run, Runs, find_traces
 from opd.evaluate.reference import ReferenceMissing
 from opd.registers import PROFILES
 from opd.texts import printable
@@ -72,33 +72,20 @@ def chosen_runs(paths: Sequence[str], labels_file: str | None, split: str | None
                 assume_healthy: bool) -> tuple[list[Run], list[Run], int]:
     """Healthy runs, near-limit runs, and how many others were left out. Raises CorpusError, TraceError."""
     folders = [Path(path) for path in paths if Path(path).is_dir()]
-    known: dict[Path | None, dict] = {None: {}}
-    healthy, near_limit, left_out, names = [], [], 0, {}
-    for file in find_traces(paths):
-        beside = Path(labels_file) if labels_file else file.parent / LABELS_FILE
-        labels = beside if labels_file or beside.exists() else None
-        if labels not in known:
-            known[labels] = read_labels(labels)
-        run = load(file, known[labels], labels)
-        if run.trace.name in names:
-            raise CorpusError(file, "name", f"{run.trace.name} is the name of {names[run.trace.name]} too",
-                              "give every trace a name of its own")
-        names[run.trace.name] = file
-        if split is not None and run.label.split != split:
-            left_out += 1
-        elif assume_healthy or run.label.kind == "healthy":
+    healthy, near_limit = [], []
+    found = Runs(find_traces(paths), labels_file)
+    for run in found.read(split):
+        if assume_healthy or run.label.kind == "healthy":
             healthy.append(run)
         elif run.label.kind == "near-limit":
             near_limit.append(run)
-        elif file.parent in folders:
-            left_out += 1
-        else:
-            raise CorpusError(file, "label", f"{run.label.kind} is not {' or '.join(CLEAN)}",
+        elif run.file.parent not in folders:
+            raise CorpusError(run.file, "label", f"{run.label.kind} is not {' or '.join(CLEAN)}",
                               "leave the trace out, or insist with --assume-healthy")
     if not healthy:
         raise CorpusError(paths[0], "label", "no trace is labelled healthy" + (f" in the split {split}" if split else ""),
                           "give healthy runs, or insist with --assume-healthy")
-    return healthy, near_limit, left_out
+    return healthy, near_limit, len(found.names) - len(healthy) - len(near_limit)
 
 
 def _subject(run: Run, kinds: Sequence[str] | None) -> Subject:

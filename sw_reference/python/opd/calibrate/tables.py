@@ -1,10 +1,9 @@
 """The text of opd calibrate."""
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from opd.calibrate.fields import ENGINES
 from opd.device_config import DeviceConfig, is_float
+from opd.evaluate.tables import columns
 from opd.registers import CONFIG_RESET, PROFILES
 
 
@@ -42,7 +41,7 @@ def _fields(name: str, engine: dict) -> list[str]:
     rows = [("field", "reset", "proposed", "")]
     for field, value in engine["fields"].items():
         rows.append((field, _number(field, reset[field]), _number(field, value), units.get(field, "")))
-    return _table(rows)
+    return columns(rows, left=(0, 3))
 
 
 def _certainty(engine: dict, rate: float) -> list[str]:
@@ -83,9 +82,3 @@ def _number(field: str, value: float) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(("", row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3])).rstrip()
-            for row in rows]

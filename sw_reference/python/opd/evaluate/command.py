@@ -17,19 +17,17 @@ from pathlib import Path
 from opd import device_config
 from opd.device_config import ConfigFileError
 from opd.evaluate import all_detectors
-from opd.evaluate.corpus import (CLEAN, LABELS_FILE, SPLITS, UNASSIGNED, CorpusError, Label, Run, find_traces, load, name_of,
-                                 read_labels)
+from opd.evaluate.corpus import LABELS_FILE, SPLITS, UNASSIGNED, CorpusError, Run, Runs, find_traces
 from opd.evaluate.detector import Detector, Samples, of_kinds
 from opd.evaluate.figures import CONFIDENCE, RESAMPLES, summarise
 from opd.evaluate.goals import reached
 from opd.evaluate.log import Alarm
-from opd.evaluate.metrics import (INCIDENT_CLASSES, LEAD_WINDOW, WARM_UP, RunResult, assess, event_step, first_incident,
-                                  first_nonfinite)
+from opd.evaluate.metrics import LEAD_WINDOW, WARM_UP, RunResult, assess, event_step, first_incident, first_nonfinite
 from opd.evaluate.reference import Configured, ReferenceMissing
 from opd.evaluate.report import write_page
 from opd.evaluate.tables import per_run, text
 from opd.texts import printable
-from opd.trace import KINDS, TraceError
+from opd.trace import KINDS, LABELS, TraceError
 
 ALL = "all"  # the split of a table over every run
 
@@ -112,7 +110,7 @@ def hold(detectors: Sequence[Detector], paths: Sequence[str], labels_file: str |
     return {"format": "opd-evaluation", "version": 1, "seed": seed, "confidence": CONFIDENCE, "resamples": RESAMPLES,
             "lead_window": LEAD_WINDOW, "warm_up_samples": WARM_UP, "kinds": sorted(kinds) if kinds else list(KINDS),
             "only_split": only,
-            "classes_without_run": [kind for kind in (*CLEAN, *INCIDENT_CLASSES) if kind not in classes],
+            "classes_without_run": [kind for kind in LABELS if kind not in classes],
             "runs": runs, "detectors": entries, "goals": reached(entries, goals_of)}
 
 
@@ -128,44 +126,22 @@ def _chosen(names: Sequence[str] | None, config_file: str | None) -> list[Detect
 
 
 def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | None, split: str | None) -> Iterator[Run]:
-    """The runs one after the other: a trace is in memory only while it is judged. split: only those of it; the others are
-    read no further than their names."""
-    files = find_traces(paths)
-    known: dict[Path | None, dict[str, Label]] = {}
-    seen: dict[str, Path] = {}
-    beside = {file: _labels_of(file, labels_file) for file in files}
-    for labels in set(beside.values()):
-        known[labels] = read_labels(labels) if labels else {}
-    for file in files:
-        name = name_of(file) if split else None
-        if name is not None and (name not in known[beside[file]] or known[beside[file]][name].split != split):
-            seen.setdefault(name, file)
-            continue
-        run = load(file, known[beside[file]], beside[file])
-        if run.trace.name in seen:
-            raise CorpusError(file, "name", f"{run.trace.name} is the name of {seen[run.trace.name]} too",
-                              "give every trace a name of its own")
-        seen[run.trace.name] = file
+    """The runs, one after the other, and then whether every label had a trace. split: only those of it."""
+    found = Runs(find_traces(paths), labels_file)
+    for run in found.read(split):
         if kinds:
             try:
                 run = replace(run, trace=of_kinds(run.trace, set(kinds)))
             except ValueError as error:
-                raise CorpusError(file, "probes", str(error), "leave the trace out, or ask for another --kind") from None
+                raise CorpusError(run.file, "probes", str(error), "leave the trace out, or ask for another --kind") from None
         yield run
     folders = {path for path in map(Path, paths) if path.is_dir()}
-    for labels, entries in known.items():
+    for labels, entries in found.labels.items():
         if labels and (labels.parent in folders or labels_file):
             for name in entries:
-                if name not in seen:
+                if name not in found.names:
                     raise CorpusError(labels, f"runs.{name}", "is the name of no trace",
                                       "correct it, remove it, or name its trace as well")
-
-
-def _labels_of(file: Path, labels_file: str | None) -> Path | None:
-    if labels_file is not None:
-        return Path(labels_file)
-    beside = file.parent / LABELS_FILE
-    return beside if beside.exists() else None
 
 
 def _entry(run: Run, samples: Samples, detectors: Sequence[Detector], results: Sequence[RunResult]) -> dict:

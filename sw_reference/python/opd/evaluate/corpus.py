@@ -10,8 +10,9 @@
 """
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,3 +150,44 @@ def load(file: Path, labels: dict[str, Label], labels_file: Path | None) -> Run:
         if len(bad):
             fail("class", f"{label.kind}, but {trace.probes[bad[0][1]].name} is non-finite at step {trace.step[bad[0][0]]}")
     return Run(file, trace, label)
+
+
+class Runs:
+    """The runs of trace files, each with its label: of `labels_file`, else of LABELS_FILE beside its trace.
+
+    names: of the traces so far, with their files, also of those that were passed over."""
+
+    def __init__(self, files: Sequence[Path], labels_file: str | None):
+        """Reads the labels. Raises CorpusError."""
+        self._beside = {file: _labels_of(file, labels_file) for file in files}
+        self.labels = {labels: read_labels(labels) if labels else {} for labels in set(self._beside.values())}
+        self.names: dict[str, Path] = {}
+
+    def read(self, split: str | None = None) -> Iterator[Run]:
+        """One after the other: a trace is in memory only while it is used. split: only those of it; of the others nothing is
+        read but the name. Raises CorpusError, TraceError."""
+        for file, beside in self._beside.items():
+            labels = self.labels[beside]
+            name = name_of(file) if split else None
+            if name is not None and (name not in labels or labels[name].split != split):
+                self.names.setdefault(name, file)
+                continue
+            run = load(file, labels, beside)
+            if run.trace.name in self.names:
+                raise CorpusError(file, "name", f"{run.trace.name} is the name of {self.names[run.trace.name]} too",
+                                  "give every trace a name of its own")
+            self.names[run.trace.name] = file
+            yield run
+
+
+def _labels_of(file: Path, labels_file: str | None) -> Path | None:
+    if labels_file is not None:
+        return Path(labels_file)
+    beside = file.parent / LABELS_FILE
+    return beside if beside.exists() else None
+
+
+def label_table(name: str, fields: Mapping[str, str | int | None]) -> str:
+    """One entry of a labels file; a field that is None is left out. A JSON string is a TOML basic string."""
+    return f"[runs.{json.dumps(name)}]\n" + "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in fields.items() if value is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from opd.evaluate.detector import NO_VERDICT, Detector, Samples, ratio, spread
+from opd.evaluate.detector import NO_VERDICT, Detector, Samples, spread
 
 
 class MegatronSpike(Detector):

@@ -11,10 +11,11 @@ import numpy as np
 from opd.evaluate.corpus import CLEAN, Run
 from opd.evaluate.detector import Detector, Samples, Verdict
 from opd.evaluate.log import Log, said
+from opd.trace import LABELS
 
 LEAD_WINDOW = 128       # steps
 WARM_UP = 32            # first samples of a run
-INCIDENT_CLASSES = ("gradual", "sudden", "injected", "data")
+INCIDENT_CLASSES = tuple(kind for kind in LABELS if kind not in CLEAN)
 
 
 def first_nonfinite(samples: Samples) -> np.ndarray:

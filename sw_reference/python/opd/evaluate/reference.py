@@ -15,7 +15,7 @@ import numpy as np
 from opd.device_config import DeviceConfig
 from opd.evaluate.detector import Detector, Samples, Verdict, spread
 from opd.evaluate.limits import HEADROOMS
-from opd.registers import CONFIG_RESET, Format, Order
+from opd.registers import CONFIG_RESET, PROFILES, Format, Order
 from opd.trace import FORMATS, Trace
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -142,7 +142,7 @@ class Published(_Reference):
 
     def config_at(self, threshold: float) -> dict[str, float]:
         scale = CONFIG_RESET["z_threshold_desensitised"] / CONFIG_RESET["z_threshold"]
-        return {**module().published_profile(), "published_order": int(self.order), "z_threshold": threshold,
+        return {**PROFILES["published"], "published_order": int(self.order), "z_threshold": threshold,
                 "z_threshold_desensitised": threshold * scale}
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from opd.evaluate.tables import CLASSES, REACHED, absences
+from opd.evaluate.tables import REACHED, absences
+from opd.trace import LABELS
 
 STYLE = Path(__file__).resolve().parents[1] / "report.css"
 OWN_STYLE = Path(__file__).with_name("evaluation.css")
@@ -112,7 +113,7 @@ def _matrix(runs: Sequence[dict]) -> str:
     head = "".join(f'<th scope="col" class="up"><span>{_text(name)}</span></th>' for name in names)
     body = "".join(f'<tr><td>{_text(run["name"])}</td><td>{_label(run["class"])}</td>'
                    + "".join(_cell(said) for said in run["detectors"]) + "</tr>"
-                   for run in sorted(runs, key=lambda run: CLASSES.index(run["class"])))
+                   for run in sorted(runs, key=lambda run: LABELS.index(run["class"])))
     return ('<div class="wide"><table class="matrix"><thead><tr><th scope="col">run</th><th scope="col">class</th>'
             f"{head}</tr></thead><tbody>{body}</tbody></table></div>")
 

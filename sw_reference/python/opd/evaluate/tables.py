@@ -4,9 +4,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opd.evaluate.corpus import CLEAN
-from opd.evaluate.metrics import INCIDENT_CLASSES
+from opd.trace import LABELS
 
-CLASSES = (*CLEAN, *INCIDENT_CLASSES)
 REACHED = {True: "yes", False: "no", None: "no data"}
 _RATES = ("healthy", "healthy_with_warm_up", "near_limit", "warm_up")
 
@@ -69,7 +68,7 @@ def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[s
 
 
 def _order(item: tuple[str, int]) -> int:
-    return CLASSES.index(item[0])
+    return LABELS.index(item[0])
 
 
 def _quality(entries: Sequence[dict]) -> list[str]:
