@@ -26,7 +26,7 @@ from opd.files import write_whole
 from opd.strict_json import JsonFault, parse_json
 from opd.texts import quoted
 
-LABELS = ("healthy", "near-limit", "gradual", "sudden", "injected", "data")
+LABELS = ("healthy", "stressed", "near-limit", "gradual", "sudden", "saturating", "injected", "data", "unknown")
 KINDS = ("activation", "weight", "gradient", "optimizer", "collective")
 MAX_PROBES = 65536  # op ids are 16 bits
 MAX_HEADER_BYTES = 64 << 20

@@ -1,7 +1,7 @@
 """Traces and what is known of them: labels from `labels.toml` beside the traces, else from each trace's own metadata.
 
     [runs.qk_overflow]                    # name of the trace
-    class = "gradual"                     # healthy, near-limit, gradual, sudden, injected, data
+    class = "gradual"                     # one of opd.trace.LABELS
     split = "held-out"                    # tuning: thresholds were chosen with it in view; held-out: they were not
     first_bad_step = 235                  # step and operator of the first non-finite value; both or none
     first_bad_op = "block.2.attn.qk"
@@ -26,7 +26,8 @@ SPLITS = ("tuning", "held-out")
 UNASSIGNED = "unassigned"  # split of a run that no labels file names
 _KEYS = {"class": str, "split": str, "first_bad_step": int, "first_bad_op": str, "decided": str, "event_step": int}
 _REQUIRED = ("class", "split", "decided")
-CLEAN = ("healthy", "near-limit")  # classes without an incident in the forward pass
+CLEAN = ("healthy", "stressed", "near-limit")  # classes without an incident in the forward pass
+UNKNOWN = "unknown"  # class of a run of which something was not understood: neither clean nor an incident
 
 
 class CorpusError(ValueError):

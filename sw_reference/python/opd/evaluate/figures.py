@@ -108,6 +108,7 @@ def summarise(detector: Detector, results: Sequence[RunResult], split: str, seed
     }
     healthy = [result for result in results if result.kind == "healthy"]
     counts = {"healthy": [r.false_alarms for r in healthy],
+              "stressed": [r.false_alarms for r in results if r.kind == "stressed"],
               "near_limit": [r.false_alarms for r in results if r.kind == "near-limit"],
               "warm_up": [r.warm_up for r in results if r.kind in CLEAN],
               "healthy_with_warm_up": [r.warm_up + r.false_alarms for r in healthy]}

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from opd.evaluate.corpus import CLEAN, Run
+from opd.evaluate.corpus import CLEAN, UNKNOWN, Run
 from opd.evaluate.detector import Detector, Samples, Verdict
 from opd.evaluate.log import Log, said
 from opd.trace import LABELS
 
 LEAD_WINDOW = 128       # steps
 WARM_UP = 32            # first samples of a run
-INCIDENT_CLASSES = tuple(kind for kind in LABELS if kind not in CLEAN)
+INCIDENT_CLASSES = tuple(kind for kind in LABELS if kind not in (*CLEAN, UNKNOWN))
 
 
 def first_nonfinite(samples: Samples) -> np.ndarray:
@@ -27,7 +27,7 @@ def first_nonfinite(samples: Samples) -> np.ndarray:
 def first_incident(run: Run, first_bad: np.ndarray) -> int | None:
     """Operator of the run's first incident: the one its label names, else the earliest activation, else the earliest of all.
     None for a healthy or near-limit run: a gradient that overflows there is the loss scaler at work."""
-    if run.label.kind in CLEAN:
+    if run.label.kind in (*CLEAN, UNKNOWN):
         return None
     steps = len(run.trace.step)
     names = [probe.name for probe in run.trace.probes]

@@ -53,7 +53,7 @@ def absences(evaluation: dict) -> list[str]:
     overall = evaluation["detectors"][-1]  # of all runs
     said += [f"no {kind} run is longer than the warm-up of {evaluation['warm_up_samples']} samples: "
              "no false alarms to count there"
-             for kind, key in zip(CLEAN, ("healthy", "near_limit"))
+             for kind, key in ((kind, kind.replace("-", "_")) for kind in CLEAN)
              if kind not in evaluation["classes_without_run"] and not overall[f"probe_steps_{key}"]]
     if not overall["incidents"]:
         said.append("no run has an incident to be detected: there is no recall and no lead")

@@ -74,7 +74,13 @@ class ImportedRun:
     framework: str = ""
     rounding: float = 0.0
     details: dict = field(default_factory=dict)                   # further facts for the manifest
+    unread: list[tuple[int | None, str]] = field(default_factory=list)  # line and text: looks like a metric or an overflow
     changes: dict[str, set[str]] = field(default_factory=lambda: {"format": set(), "shape": set()})  # probes whose ... changes
+
+    def not_understood(self, line: int | None, text: str) -> None:
+        """Notes a line, column or entry that looks like a metric or an overflow and was not understood. A run with such is
+        not called healthy: its traces are `unknown` unless something in them is non-finite."""
+        self.unread.append((line, text))
 
     def probe(self, name: str, kind: str, format: str | None = None, shape: tuple[int, ...] | None = None) -> None:
         """Adds the probe, or completes what was known of it."""
@@ -157,6 +163,7 @@ def join(runs: list[tuple[Source, ImportedRun]], restarts: str) -> ImportedRun:
                         "import it alone, or with --restarts last")
         for what, names in run.changes.items():
             joined.changes[what] |= names
+        joined.unread += run.unread
         joined.assumptions += [text for text in run.assumptions if text not in joined.assumptions]
         for name, probe in run.probes.items():
             joined.probe(name, probe.kind, probe.format, probe.shape)
@@ -175,6 +182,10 @@ def join(runs: list[tuple[Source, ImportedRun]], restarts: str) -> ImportedRun:
 def build(run: ImportedRun, sources: list[Source], importer: str, options: Options) -> list[Imported]:
     """The traces of a run: one for each stretch of rising steps. Raises ImportFault and TraceError."""
     source = sources[0]
+    if run.unread:
+        shown = [f"line {line}: {quoted(text)}" if line is not None else quoted(text) for line, text in run.unread]
+        run.assumptions.append(f"{len(shown)} places look like a metric or an overflow and were not understood: "
+                               f"{listed(shown, 3)}")
     if options.match is not None:
         run = _matching(run, source, options.match)
     if not run.steps:
@@ -192,8 +203,9 @@ def build(run: ImportedRun, sources: list[Source], importer: str, options: Optio
         label = options.label
         if label is None:
             is_bad = builder.anything_nonfinite()
-            label = "sudden" if is_bad else "healthy"
-            assumptions.append(f"label {label}: {'something' if is_bad else 'nothing'} went non-finite")
+            label = "sudden" if is_bad else "unknown" if run.unread else "healthy"
+            assumptions.append(f"label {label}: {'something' if is_bad else 'nothing'} went non-finite"
+                               + (", but not everything was understood" if label == "unknown" else ""))
         manifest = {"importer": importer, "assumptions": {"source": run.assumptions, "trace": assumptions}, **run.details,
                     "sources": [{"file": os.path.basename(source.path), "sha256": source.sha256} for source in sources]}
         writer = TraceWriter(name if len(segments) == 1 else f"{name}.{number}", label, builder.trace_probes, model=run.model,

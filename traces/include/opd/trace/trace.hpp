@@ -22,9 +22,20 @@
 
 namespace opd::trace {
 
-enum class Label : std::uint8_t { kHealthy, kNearLimit, kGradual, kSudden, kInjected, kData };
-inline constexpr std::array<std::string_view, 6> kLabelNames = {"healthy", "near-limit", "gradual",
-                                                                "sudden",  "injected",   "data"};
+enum class Label : std::uint8_t {
+  kHealthy,
+  kStressed,
+  kNearLimit,
+  kGradual,
+  kSudden,
+  kSaturating,
+  kInjected,
+  kData,
+  kUnknown
+};
+inline constexpr std::array<std::string_view, 9> kLabelNames = {
+    "healthy",    "stressed", "near-limit", "gradual", "sudden",
+    "saturating", "injected", "data",       "unknown"};
 
 enum class ProbeKind : std::uint8_t { kActivation, kWeight, kGradient, kOptimizer, kCollective };
 inline constexpr std::array<std::string_view, 5> kProbeKindNames = {
