@@ -34,8 +34,8 @@ module opd_forecast_engine (
   logic signed [17:0] deviation;       // d = 4*xb - m, 1/128 bit
   logic signed [18:0] rounding;        // 2^(shift-1)
   logic signed [18:0] correction;      // deviation / 2^shift, rounds half up
-  logic signed [16:0] moved;           // m + correction
-  logic signed [16:0] lowest;          // 4*xb - 128*max_lag
+  logic signed [18:0] allowed;         // lag: 128*max_lag, 1/128 bit
+  logic               lags;            // m + correction is further than that below the target
   logic [1:0]         shift;           // s: FORECAST.SHIFT, or that of the 8-bit formats
   logic signed [20:0] projection;      // d * 2^s
   logic signed [20:0] distance;        // 4*h * 2^n, 1/128 bit
@@ -51,8 +51,8 @@ module opd_forecast_engine (
     deviation      = '0;
     rounding       = '0;
     correction     = '0;
-    moved          = '0;
-    lowest         = '0;
+    allowed        = '0;
+    lags           = 1'b0;
     shift          = '0;
     projection     = '0;
     distance       = '0;
@@ -87,8 +87,8 @@ module opd_forecast_engine (
       if (age_i != '0) deviation = 18'(target) - 18'(state_i.baseline);
       rounding       = (19'sd1 << cfg_i.baseline_shift) >>> 1;
       correction     = (19'(deviation) + rounding) >>> cfg_i.baseline_shift;
-      moved          = 17'(19'(state_i.baseline) + correction);  // between the old one and the target
-      lowest         = target - 17'($signed({1'b0, cfg_i.baseline_max_lag, 7'b0}));
+      allowed        = 19'($signed({1'b0, cfg_i.baseline_max_lag, 7'b0}));
+      lags           = cfg_i.baseline_max_lag != '0 && 19'(deviation) - allowed > correction;
       projection     = 21'(deviation) <<< shift;
       distance       = 21'($signed({headroom, 2'b00}));
       jump_threshold = 11'(cfg_i.jump_threshold);
@@ -105,9 +105,10 @@ module opd_forecast_engine (
       end
 
       if (usable_i) begin
+        // The new average lies between the old one and the target: 17 bits hold it.
         if (age_i == '0) state_o.baseline = target;
-        else if (cfg_i.baseline_max_lag != '0 && moved < lowest) state_o.baseline = lowest;
-        else state_o.baseline = moved;
+        else if (lags) state_o.baseline = target - 17'(allowed);
+        else state_o.baseline = 17'(19'(state_i.baseline) + correction);
         forecast_o = headroom < forecast_below && projection > distance;
         critical_o = headroom <= 15'($signed({1'b0, cfg_i.critical_headroom}));
         jump_o     = headroom < jump_below && age_i >= cfg_i.jump_min_samples &&
@@ -123,7 +124,8 @@ module opd_forecast_engine (
       (target >= state_i.baseline)
           ? (state_o.baseline >= state_i.baseline && state_o.baseline <= target)
           : (state_o.baseline <= state_i.baseline && state_o.baseline >= target))
-  `OPD_ASSERT(BaselineIsNearTheSample_A, valid_i && usable_i && cfg_i.baseline_max_lag != '0, state_o.baseline >= lowest)
+  `OPD_ASSERT(BaselineIsNearTheSample_A, valid_i && usable_i && cfg_i.baseline_max_lag != '0,
+      19'(target) - 19'(state_o.baseline) <= allowed)
   `OPD_ASSERT(UnusableFreezesBaseline_A, valid_i && !usable_i,
       state_o.baseline == state_i.baseline)
 

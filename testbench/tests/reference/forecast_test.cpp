@@ -173,7 +173,7 @@ TEST(ReferenceForecast, AgreesWithARealValuedEngine) {
         << kFlagNames[static_cast<std::size_t>(flag)];
   }
   for (const std::size_t kind : {0u, 1u}) {
-    for (const std::size_t count : seen_at_gate[kind]) EXPECT_GT(count, 200u) << kind;
+    for (const std::size_t count : seen_at_gate[kind]) EXPECT_GT(count, 100u) << kind;
   }
 }
 
@@ -216,7 +216,7 @@ TEST(ReferenceForecast, TheBaselineLagsThreeBitsAtMost) {
 }
 
 // An operand that goes up by 6 bits and stays near the limit jumps once, and is forecast while the
-// 3 bits fade. Without the bound both last until the 6 bits have, about 11 samples longer.
+// 3 bits fade. Without the bound both last until the 6 bits have, about 10 samples longer.
 TEST(ReferenceForecast, AStepThatStaysIsAJumpOnce) {
   struct Count {
     int jumps = 0, forecasts = 0;
@@ -234,12 +234,13 @@ TEST(ReferenceForecast, AStepThatStaysIsAJumpOnce) {
     }
     return count;
   };
-  // d falls by a sixteenth a sample: (15/16)^11 = 0.49. FORECAST while 4d > h = 2.5 bits.
+  // d falls by a sixteenth a sample, (15/16)^11 = 0.49; bounded, it has fallen by half after one.
+  // FORECAST while 4d > h = 2.5 bits.
   const Count bounded = after_the_step(3), unbounded = after_the_step(0);
   EXPECT_EQ(bounded.jumps, 1);
   EXPECT_NEAR(unbounded.jumps, 11, 1);
   EXPECT_GT(bounded.forecasts, 15);
-  EXPECT_NEAR(unbounded.forecasts - bounded.forecasts, 11, 1);
+  EXPECT_NEAR(unbounded.forecasts - bounded.forecasts, 10, 1);
 }
 
 // A steady ramp of s bits per step: FORECAST about 64 steps before the limit, as long as that is
