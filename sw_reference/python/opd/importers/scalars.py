@@ -101,7 +101,7 @@ class _Scaler:
         elif not overflow and self.scale is not None and now < self.scale and not self.is_explained:
             overflow = True
             self.fell += 1
-        if overflow and after is None:
+        if row.is_overflow and after is None and row.loss_scale is None:
             self.is_explained = True
         elif now is not None or after is not None:
             self.is_explained = False

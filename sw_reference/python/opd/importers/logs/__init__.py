@@ -23,13 +23,14 @@ NAME = "training-log"
 WHAT = "what a training job prints (Megatron, DeepSpeed, HF Trainer, apex, fairseq, ... 18 tools)"
 
 # In the order they are asked: a line of two tools is that of the first. The loops come last: they know any step and loss.
-TOOLS: tuple[Tool, ...] = (mlperf, dllogger, fairseq, megatron, apex, deepspeed, colossalai, hf_trainer, nemo, maxtext, openmmlab, mindspore,
+TOOLS: tuple[Tool, ...] = (mlperf, dllogger, fairseq, nemo, megatron, apex, deepspeed, colossalai, hf_trainer, maxtext, openmmlab, mindspore,
                            paddle, gnmt, nanogpt, torchtitan, progress, loops)
 GENERAL = (progress.NAME, loops.NAME)
 
 # What every line that a tool reads, or that looks like a metric, has.
 _WORDS = re.compile(r"(?i)loss|nan|inf|overflow|norm|scal|skip|:::ml|dll|step|iter|epoch|not finite|non-?finite|diverg|explod|"
                     r"\d%\||\d/\d+\s|batch\W")
+_LONG = re.compile(r"(?i)loss[\"']?\s*[:=]\s*[\"']?[-+\d.n]|overflow")   # of a line that is too long to be read
 _SCALE_ALONE = re.compile(r"(?i)^[\"']?(?:loss|grad)[ _-]?scale[\"']?\s*[:=]\s*(\d[\d.,e+]*),?$")
 MAX_LINE = 1 << 16   # characters; what is longer is no line of a log
 PEEK_LINES = 20000   # after the first line of a training loop, to find one of a known tool
@@ -58,12 +59,11 @@ def sniff(source: Source) -> int:
 
 def _is_json(source: Source) -> bool:
     """Whether all of the first lines are JSON objects, or the file is one: another importer's."""
-    if source.head.lstrip()[:1] not in (b"{", b"["):
+    if not re.match(rb"\s*(?:\[\s*[\[{\"]|\{\s*[\"}])", source.head):
         return False
-    if source.head.lstrip()[:2] in (b"{'", b"[2") or re.match(rb"\s*\[[A-Za-z]", source.head):
-        return False
-    begins = [line.lstrip()[:1] for line in source.head.split(b"\n")[:64] if line.strip()]
-    return all(first == b"{" for first in begins) or source.head.count(b"\n") == 0 or begins[0] == b"[" or begins[1:2] == [b'"']
+    if source.head.lstrip().startswith(b"[") or re.match(rb"\s*\{\s*\n|\s*\{[^\n]*$", source.head):
+        return True   # an array, or one object over several lines
+    return all(line.lstrip().startswith(b"{") for line in source.head.split(b"\n")[:64] if line.strip())
 
 
 def read(source: Source) -> ImportedRun:
@@ -75,7 +75,7 @@ def read(source: Source) -> ImportedRun:
         if entry is not None:
             model = entry.reading.model or model
             entries.append(entry)
-        elif _WORDS.search(line.text) and looks_like_one(line.text[:MAX_LINE]):
+        elif _is_suspect(line):
             note(run, line)
     counters = dict.fromkeys(entry.reading.counter for entry in entries if entry.reading.counter)
     named = dict.fromkeys(entry.reading.loss_name for entry in entries if entry.reading.loss_name)
@@ -103,7 +103,7 @@ def hint(source: Source) -> tuple[int, str] | None:
         entry = _entry(line)
         if entry is not None and entry.reading.what == TORN:
             return line.number, f"{entry.tool}: {entry.reading.text}"
-        if entry is None and _WORDS.search(line.text) and looks_like_one(line.text[:MAX_LINE]):
+        if entry is None and _is_suspect(line):
             return line.number, f"looks like a metric or an overflow: {quoted(line.text)}"
     return None
 
@@ -118,6 +118,12 @@ def _entry(line: Line) -> Entry | None:
         if reading is not None:
             return Entry(line, tool.NAME, reading)
     return None
+
+
+def _is_suspect(line: Line) -> bool:
+    if len(line.text) > MAX_LINE:
+        return bool(_LONG.search(line.text))
+    return bool(_WORDS.search(line.text)) and looks_like_one(line.text)
 
 
 def _fail(source: Source, entries: list[Entry], run: ImportedRun) -> None:

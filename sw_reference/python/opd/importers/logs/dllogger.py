@@ -5,11 +5,10 @@ common/tb_dllogger.py (stdout_step_format).
 """
 from __future__ import annotations
 
-import json
 import re
 
 from opd.importers.logs.lines import Line
-from opd.importers.logs.metrics import REAL, Metric, choose, field_of, find, number, whole
+from opd.importers.logs.metrics import REAL, Metric, choose, field_of, find, loose_json, number, whole
 from opd.importers.logs.reading import EVALUATION, FALLBACK, KNOWN, ROW, Reading, torn
 
 NAME = "DLLogger"
@@ -46,8 +45,8 @@ def read(line: Line) -> Reading | None:
 
 def _json(text: str) -> Reading:
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
+        content = loose_json(text)
+    except ValueError:
         return torn("a JSON line of DLLogger that is not valid JSON")
     if not isinstance(content, dict) or not isinstance(content.get("data"), dict) or content.get("type", "LOG") != "LOG":
         return Reading(KNOWN)

@@ -37,7 +37,7 @@ SPELLINGS = {
 _PLACE = re.compile(r"\| epoch (\d+)(:\s+\d+ / \d+ | \| )")
 _PAIR = re.compile(rf"(?:^|[\s,|])([a-z_]+)[= ]({REAL})(?=[\s,|]|$)")
 _END = re.compile(rf"wall[= ]{REAL}\s*$")
-_OVERFLOW = re.compile(rf"(?i:overflow detected),(?: ignoring gradient,)? setting loss scale to:? ({REAL})\s*$")
+_OVERFLOW = re.compile(rf"overflow detected,(?: ignoring gradient,)? setting loss scale to: ({REAL})\s*$")
 _MINIMUM = re.compile(r"(?:Error: |^)Minimum loss scale reached")
 _BEGUN = re.compile(r"overflow detected, (?:ignoring|setting)|\| epoch \d+(?::| \|)")
 _JSON = re.compile(r"(?:\b(train_inner|train|valid\w*|test\w*) \| |^)(\{\"epoch\": .*)$")

@@ -29,7 +29,7 @@ _PREFIXES = (
     re.compile(r"\[pod/(?P<rank>[^\]]+)\]\s"),
     re.compile(r"(?P<rank>[\w.-]{1,60}-\d+)\s+\|\s"),
     re.compile(r"(?P<rank>[A-Za-z][\w-]*[-.]?\d[\w.-]*|\d{1,3}(?:\.\d{1,3}){3}):\s(?=\[?\d{4}[-/])"),
-    re.compile(rf"\[?{_TIME}\]?(?=[\s:|\[]|$)[\s:|]*"),
+    re.compile(rf"\[?{_TIME}\]?(?=[\s:|\[]|$)(?:\s*[:|](?=\s)|\s)*"),
 )
 _IN_TEXT = re.compile(r"(?i)(?<![\w-])rank\s?[:=]?\s?(\d{1,5})\b")
 
@@ -84,7 +84,7 @@ def lines(source: Source) -> Iterator[Line]:
 def _pieces(number: int, text: str) -> Iterator[Line]:
     text, rank = without_prefix(text)
     at = 0
-    for found in _BAR.finditer(text):
+    for found in _BAR.finditer(text) if "%|" in text else ():
         done, total = whole(found["done"]), whole(found["total"])
         if done is None or total is None or done > total:
             continue

@@ -1,6 +1,7 @@
 """Numbers and names of metrics in printed text, as every tool's reader needs them."""
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -15,8 +16,6 @@ _OPEN = r"[\"'\[(\{]*(?:(?i:tensor|np\.float\d+|float|array|item)\(\[*(?:shape=\
 VALUE = rf"{_OPEN}({REAL})"
 MAX_DIGITS = 15
 
-_UNIT = re.compile(r"(?i)nan|inf")
-
 
 def number(text: str) -> float:
     """The value of a REAL."""
@@ -29,6 +28,20 @@ def number(text: str) -> float:
 def whole(text: str | None) -> int | None:
     """A whole number that may be a step; None for none, and for more digits than a step has."""
     return int(text) if text is not None and text.isdigit() and len(text) <= MAX_DIGITS else None
+
+
+def loose_json(text: str):
+    """The value of JSON that a job printed: NaN and Infinity as other writers than Python's spell them, too. Raises ValueError."""
+    try:
+        return json.loads(re.sub(r"(?i)(?<=[\s:,\[])([-+]?)(nan|inf(?:inity)?)(?=\s*[,}\]])", _json_constant, text))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _json_constant(found: re.Match) -> str:
+    if found[2].lower() == "nan":
+        return "NaN"
+    return "-Infinity" if found[1] == "-" else "Infinity"
 
 
 @dataclass(frozen=True)
@@ -51,9 +64,9 @@ SETTING = re.compile(r"(?i)(?:^|[\W_])(?:max|clip|clipping|coeff?|coefficient|we
 _LOSS = r"[\w/.@-]*loss(?:es)?[\w/.@-]*"
 _NORM = r"[\w/.@-]*(?:grad(?:ient)?s?[_ ./-]?norm|gnorm|global[_ ]norm)[\w/.@-]*"
 _SCALE = r"[\w/.@-]*(?:loss|grad)[_ -]?scal(?:e|er|ing)(?![\w-]*[_-](?:window|factor|type|args|power))[\w/.@-]*"
-_RATE = r"lr|learning[_ ]rate|lrate"
+_RATE = r"(?:[\w/.-]*[/._-])?(?:lr|learning[_ ]rate|lrate)"
 _FIELDS = ((("loss_scale"), re.compile(rf"(?i)^(?:{_SCALE})$")), ("grad_norm", re.compile(rf"(?i)^(?:{_NORM}|norm)$")),
-           ("lr", re.compile(rf"(?i)^(?:[\w/.-]*[/._-])?(?:{_RATE})(?:[-_/]\w*)?$")), ("loss", re.compile(rf"(?i)^(?:{_LOSS})$")))
+           ("lr", re.compile(rf"(?i)^{_RATE}(?:[-_/]\w*)?$")), ("loss", re.compile(rf"(?i)^(?:{_LOSS})$")))
 _AFTER = r"(?:\s+(?:train(?:ing)?|total|avg|average|mean|value))?"
 _SEPARATOR = r"[\"']?\s*(?:\([^()]{0,24}\)\s*)?(?::|=|\bis\b|\||\s)\s*"
 _FIND = re.compile(rf"(?i)(?<![\w/.@-])[\"']?(?P<name>(?:(?:[a-z]+[ _-]){{0,2}}?)(?:{_SCALE}|{_NORM}|{_LOSS}|{_RATE})){_AFTER}"
@@ -62,8 +75,8 @@ _BARE_NORM = re.compile(rf"(?i)(?<![\w/.-])(?<!\w\s)norm{_SEPARATOR}{_OPEN}(?P<v
 
 # What a run calls its own loss, best first; other losses are parts of it.
 MAIN_LOSSES = ("loss", "train_loss_step", "train_step_loss", "train_loss", "training_loss", "lm_loss", "total_loss", "loss_total",
-               "train_total_loss", "total_train_loss", "loss_train", "reduced_train_loss", "loss_tok", "avg_loss", "average_loss",
-               "mean_loss", "running_loss", "batch_loss", "step_loss", "current_loss", "train_avg_loss", "avg_train_loss",
+               "train_total_loss", "total_train_loss", "loss_train", "reduced_train_loss", "loss_tok", "step_loss", "avg_loss", "average_loss",
+               "mean_loss", "running_loss", "batch_loss", "current_loss", "train_avg_loss", "avg_train_loss",
                "average_train_loss", "average_training_loss", "mean_train_loss", "loss_step", "loss_avg", "loss_mean",
                "train_loss_epoch", "epoch_loss", "global_avg_loss", "nll_loss", "mlm_loss", "masked_lm_loss")
 
@@ -96,6 +109,8 @@ def choose(metrics: list[Metric]) -> tuple[dict[str, float], str | None]:
         field = field_of(metric.name)
         if field == "loss":
             losses.append(metric)
+        elif field == "lr" and key(metric.name) in ("lr", "learning_rate"):
+            values[field] = metric.value
         elif field is not None:
             values.setdefault(field, metric.value)
     if not losses:

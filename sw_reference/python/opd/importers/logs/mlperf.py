@@ -6,11 +6,10 @@ norm, learning rate or loss scale are read, at metadata "step", "iteration", "sa
 """
 from __future__ import annotations
 
-import json
 import re
 
 from opd.importers.logs.lines import Line
-from opd.importers.logs.metrics import REAL, number
+from opd.importers.logs.metrics import REAL, loose_json, number
 from opd.importers.logs.reading import EVALUATION, KNOWN, ROW, Reading, torn
 from opd.importers.names import SCALAR_OF, key
 
@@ -41,8 +40,8 @@ def read(line: Line) -> Reading | None:
     if not found:
         return torn("an MLPerf line without time, key and value")
     try:
-        content = json.loads(found[found.lastindex])
-    except (ValueError, RecursionError):
+        content = loose_json(found[found.lastindex])
+    except ValueError:
         return torn("an MLPerf line whose value is not valid JSON")
     if not isinstance(content, dict) or "value" not in content or not isinstance(content.get("metadata"), dict):
         return torn("an MLPerf line without value and metadata")
