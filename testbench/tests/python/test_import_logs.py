@@ -266,8 +266,7 @@ def test_engine_counts_what_no_line_tells(only):
     trace = only(engine(10, 2) + engine(20, 2))
     assert bad(trace, "gradients") == [10]   # within the log
     trace = only(engine(1010, 7) + engine(1020, 7))
-    assert trace.label == "unknown" or "7 steps were skipped before the log begins" in said(trace)
-    assert bad(trace, "lr") == [] if "lr" in [p.name for p in trace.probes] else True
+    assert trace.label == "healthy" and bad(trace, "gradients") == [] and "7 steps were skipped before the log begins" in said(trace)
 
 
 def test_engine_and_its_overflow_lines_agree(only):
@@ -452,8 +451,9 @@ def test_overflow_lines_of_every_rank(only):
 
 
 def test_another_launcher_after_a_restart_loses_nothing(put):
-    first, second = traces_of(put(iteration(10) + iteration(20) + overflow(64, 32) + "".join(
-        "[rank0]:" + line for line in (iteration(10), iteration(20), overflow(64, 32), iteration(30)))))
+    run = iteration(10, scale=64) + iteration(20, scale=64) + overflow(64, 32)
+    again = "".join(f"[rank0]:{line}\n" for line in (run + iteration(30, scale=32)).splitlines())
+    first, second = traces_of(put(run + again))
     assert bad(first, "gradients") == [21] and bad(second, "gradients") == [21] and second.step.tolist() == [10, 20, 21, 30]
 
 
@@ -471,7 +471,7 @@ GOOD = "step: 10, loss: 2.5\n{}\nstep: 20, loss: 2.25\n"
     "validation loss: inf", "iteration 201/    5000 | consumed sam", " lm loss: 3.1[rank3]: watchdog | loss scale: 1.0 |", "skipping step 14 (inf gradients)",
     "{'loss': 2.5, 'grad_norm': 0.5, 'learning_ra", "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65",
     "[Rank 0] step=10, skipped=", ":::MLLOG {\"key\": \"train_loss\", \"value\": 2.", "DLLL {\"step\": [1, 2], \"data\"", "completed step: 41, seconds: 2.1",
-    "Training epoch 0, iteration 20/999 | lr: 0.0001 | reduced_train_loss: 2.x", "iter 3: loss 2.", "Epoch(train)   [1][ 50/100]  lr: 1.0000e-02  eta: 0:3",
+    "Training epoch 0, iteration 20/999 | lr: 0.0001 | reduced_train_loss: 2.x", "iter 3: loss ", "Epoch(train)   [1][ 50/100]  lr: 1.0000e-02  eta: 0:3",
     "INFO | train_inner | {\"epoch\": 1, \"loss\": \"14.5\", \"num_updates\": \"3\", \"lr",
 ])
 def test_line_that_was_not_understood(line, only):
@@ -509,7 +509,7 @@ def test_line_that_is_no_metric(line, only):
 
 
 def test_number_of_places(only):
-    trace = only(GOOD.format("found_inf: True\n" * 3 + "z_loss=nan"))
+    trace = only(GOOD.format("found_inf: True\n" * 3 + "found nan in the output"))
     assert trace.label == "unknown" and "4 places look like a metric or an overflow" in said(trace) and "line 5" not in said(trace)
 
 
@@ -528,7 +528,7 @@ def test_part_of_a_loss_that_is_not_finite(only):
 def test_loss_of_zero_that_hf_trainer_prints(only):
     """It leaves losses out that are not finite (logging_nan_inf_filter)."""
     trace = only("{'loss': 2.5, 'learning_rate': 1e-4, 'epoch': 0.1}\n{'loss': 0.0, 'learning_rate': 1e-4, 'epoch': 0.2}\n")
-    assert trace.label == "unknown" and "no loss of the interval was finite" in said(trace)
+    assert trace.label == "unknown" and "none of the interval was finite" in said(trace)
     trace = only("{'loss': 0.0, 'grad_norm': 0.001, 'learning_rate': 1e-4, 'epoch': 0.2}\n")
     assert trace.label == "healthy"
 

@@ -32,6 +32,7 @@ class Row:
     writer: str = ""                  # what printed it: rows of several writers complete each other
     scaler: str = ""                  # of several loss scalers: what the names of its probes end with
     iteration: int | None = None      # of an event: the one that it names; it is the step where it lies between those of the rows
+    tells_gradients: bool = False     # says of its step's gradients that they were finite, where it tells no overflow
     is_mark: bool = False             # tells where in the run the log is, and makes no step
 
     @property
@@ -127,7 +128,7 @@ def _add(step: Step, row: Row, scale: float | None, overflow: bool) -> None:
         step.stats[f"loss_scale{row.scaler}"] = Stat(row.line, scale)
         if not row.scaler:
             step.series["loss_scale"] = scale
-    if overflow or scale is not None:
+    if overflow or scale is not None or row.tells_gradients:
         name = f"gradients{row.scaler}"
         known = step.stats.get(name)
         step.stats[name] = Stat(row.line, 0.0, max(int(overflow), known.nonfinite if known else 0))

@@ -38,7 +38,7 @@ PEEK_LINES = 20000   # after the first line of a training loop, to find one of a
 
 def sniff(source: Source) -> int:
     """2 for a log with a line of a known tool, 1 for one with a step and a loss, 0 for anything else."""
-    if b"\0" in source.head[:1024] or source.head.startswith((b"PK", b"\x93NUMPY")) or _is_json(source):
+    if b"\0" in source.head[:16] or source.head.startswith((b"PK", b"\x93NUMPY")) or _is_json(source):
         return 0
     if source.path.lower().endswith((".csv", ".tsv", ".json")):
         general = 0
@@ -97,7 +97,7 @@ def read(source: Source) -> ImportedRun:
 
 def hint(source: Source) -> tuple[int, str] | None:
     """The first line of a file in no known format that looks like a metric or an overflow, for the error about it."""
-    if b"\0" in source.head[:1024]:
+    if b"\0" in source.head[:16]:
         return None
     for line in lines(source):
         entry = _entry(line)

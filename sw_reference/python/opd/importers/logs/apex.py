@@ -36,7 +36,7 @@ def read(line: Line) -> Reading | None:
         scaler = f".scaler{int(found[1])}" if found[1] and int(found[1][:9]) else ""
         return Reading(OVERFLOW, {"scale_after": number(found[2])}, scaler=scaler)
     if found := _FP16.search(text):
-        return Reading(OVERFLOW, {"scale_attempted": number(found[1]), "scale_after": number(found[2])})
+        return Reading(OVERFLOW, {"scale_attempted": number(found[1]), "scale_after": number(found[2])}, part="step")
     if _STEP.search(text):
         return Reading(OVERFLOW, part="step")
     if found := _SCALE.search(text):

@@ -49,7 +49,7 @@ _PIPE = re.compile(rf"\bsteps: (\d+) loss: ({REAL}) iter time \(s\):")
 _KNOWN = re.compile(r"No Grad overflow for \d+ iterations|Increasing dynamic loss scale from|Consecutive hysteresis is enabled|"
                     r"RunningAvgSamplesPerSec|Creating fp16 .*optimizer|Enabling DeepSpeed FP16")
 _BEGUN = re.compile(r"OVERFLOW! (?:Rank |Skipping)|Overflow detected\. Skipping|Grad overflow on iteration|"
-                    r"(?:Reducing|Using) dynamic loss scale (?:from|of)|\[Rank \d+\] step=\d|\bdynamic loss scale overflow!")
+                    r"(?:Reducing|Using) dynamic loss scale (?:from|of)|\bstep=\d+, skipped=|\bdynamic loss scale overflow!")
 _RANK = re.compile(r"\[Rank (\d+)\]")
 
 

@@ -51,5 +51,5 @@ def read(line: Line) -> Reading | None:
     reading = Reading(ROW, values, whole(told[1]) if told else None)
     norm = values.get("grad_norm", math.nan)
     if values.get("loss") == 0 and "grad_norm" not in values or values.get("loss") == norm == 0:
-        reading.note = "a loss of exactly 0: what HF Trainer prints when no loss of the interval was finite"
+        reading.note = "loss 0: none of the interval was finite"
     return reading

@@ -15,7 +15,7 @@ from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import EVALUATION as EVALUATION_WORD
 from opd.importers.logs.metrics import Metric, choose, field_of, find, whole
 from opd.importers.logs.reading import EVALUATION, MARK, ROW, Reading, torn
-from opd.importers.logs.suspects import is_setting
+from opd.importers.logs.suspects import is_code, is_setting, without_paths
 
 NAME = "training loop"
 SPELLINGS = {
@@ -82,8 +82,9 @@ def read(line: Line) -> Reading | None:
     if found := _HEADING.match(text):
         step = whole(found[1])
         return None if step is None else Reading(MARK, step=step)
-    if not _TELLS.search(text) or is_setting(text):
+    if not _TELLS.search(text) or is_setting(text) or is_code(text):
         return None
+    text = without_paths(text)
     metrics = [metric for metric in find(text) if field_of(metric.name)]
     training = [metric for metric in metrics if not _is_evaluation(metric, text)]
     if not any(field_of(metric.name) in ("loss", "grad_norm") for metric in training):

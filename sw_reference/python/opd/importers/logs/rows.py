@@ -16,6 +16,7 @@ from opd.importers.run import ImportedRun
 
 SHOWN = 200        # characters of a line in a note
 LAG_ROWS = 4       # rows by which the output of one rank may come behind that of another
+FAMILIES = {"apex": "DeepSpeed"}   # whose lines about one overflow join
 APART = ("minimum", "check")   # parts of overflows that join no other
 
 
@@ -126,7 +127,7 @@ def _joined_overflows(entries: list[Entry]) -> list[Entry]:
         if reading.what != OVERFLOW or not reading.part or reading.part in APART:
             kept.append(entry)
             continue
-        key = (entry.tool, entry.line.rank, reading.scaler)
+        key = (FAMILIES.get(entry.tool, entry.tool), entry.line.rank, reading.scaler)
         known, parts = begun.get(key, (None, set()))
         if known is not None and reading.part not in parts and _agree(known.reading.values, reading.values):
             parts.add(reading.part)
@@ -229,7 +230,7 @@ class _Rows:
             is_same = other.place == entry.place and other.engine == entry.engine
             if is_same and entry.reading.rewrites and other is kept[-1][0]:
                 return other
-            if is_same and entry.rank not in ranks and (entry.reading.step is not None or other.reading.values == entry.reading.values):
+            if is_same and entry.rank and other.rank and entry.rank not in ranks and (entry.reading.step is not None or other.reading.values == entry.reading.values):
                 ranks.add(entry.rank)
                 return other
             if is_same and other is kept[-1][0] and entry.reading.step is not None and other.reading.values == entry.reading.values \
@@ -255,7 +256,7 @@ class _Overflows:
         for gap, other, ranks in reversed(self.kept[-4 * LAG_ROWS:]):
             if other.tool != entry.tool or other.reading.values != reading.values or other.reading.scaler != reading.scaler:
                 continue
-            if entry.rank not in ranks and self.gap - gap <= LAG_ROWS:
+            if entry.rank and other.rank and entry.rank not in ranks and self.gap - gap <= LAG_ROWS:
                 ranks.add(entry.rank)
                 return other
             if self.engines == 1 and gap == self.gap and other is self.kept[-1][1] and self._repeats(other, entry):

@@ -24,7 +24,7 @@ def rows_of(entries: list[Entry], run: ImportedRun) -> list[Row]:
         length = reading.length if step is not None else None
         rows.append(Row(entry.line.number, step, epoch if step is not None else None, dict(reading.values),
                         reading.what == OVERFLOW, length, reading.epoch_base, BAR if is_mark else entry.tool, reading.scaler,
-                        reading.iteration, is_mark))
+                        reading.iteration, reading.skipped is not None, is_mark))
     unfold_epochs(rows, run)
     rows = _one_counter(rows, run)
     return _with_steps(rows, run)

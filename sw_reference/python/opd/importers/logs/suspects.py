@@ -22,9 +22,9 @@ _NEGATED = re.compile(r"(?i)\bno (?:grad(?:ient)? )?overflow|\bwithout overflow|
                       r"stack ?overflow|overflow(?:ing)?[_ ](?:tokens|text|to|window|buffer|page|style)|\bnot? (?:nan|inf)\b|"
                       r"check\w*[_ ](?:for[_ ])?(?:nan|inf|overflow)|(?:nan|inf)\w*[ _](?:check|filter|guard|policy|detect(?:ion|or))\b|"
                       r"\bno (?:nan|inf|non-?finite)|nans? *[:=] *0\b|infs? *[:=] *0\b|(?:nan|inf|overflow)\w*[ _:=]*(?:count|iter\w*)?[ :=]+0\b(?!\.)|"
-                      r"integer overflow|buffer overflow|(?:set|use|using|enable[ds]?|with)\b.{0,40}\bskip(?:ping)?\b")
+                      r"\b0 (?:steps?|batch(?:es)?|iterations?|updates?) (?:were |was )?skipped|skipped(?:[ _]\w+)?[:=] ?0\b|integer overflow|buffer overflow|(?:set|use|using|enable[ds]?|with)\b.{0,40}\bskip(?:ping)?\b")
 _OVERFLOW = re.compile(r"(?i)\boverflow(?:ed|s|ing)?\b|\b(?:skip(?:s|ped|ping)?)(?: this| the| an?| optimizer| training| update| weight| gradient)*"
-                       r" (?:step|batch|iteration|update|optimizer)s?\b|\bfound[_ ]inf|\bnon-?finite\b|\bnot finite\b|\binfinite (?:loss|grad|value)|"
+                       r" (?:step|batch|iteration|update|optimizer)s?\b|\b(?:step|batch|iteration|update)(?:e?s)? (?:was |is |were |are )?skipped\b|\bfound[_ ]inf|\bnon-?finite\b|\bnot finite\b|\binfinite (?:loss|grad|value)|"
                        r"\bminimum loss scale|\bloss scale\b.{0,30}\b(?:reduc|decreas|lower|halv|too small|minimum|underflow)|"
                        r"\b(?:reduc|decreas|lower|halv)\w* (?:the )?loss[ _]scale|\b(?:loss|model|training|run)\b.{0,20}\bdiverg(?:ed|ing|es)\b|"
                        r"\binvalid (?:loss|gradient)|\bexplod(?:ed|ing)\b.{0,30}\b(?:loss|grad)|\b(?:loss|grad\w*)\b.{0,30}\bexplod(?:ed|ing)\b")
@@ -41,6 +41,16 @@ def is_setting(text: str) -> bool:
     return bool(_DUMPS.search(text)) and not re.match(r"(?i)\W*(?:step|iter|epoch)", text)
 
 
+def is_code(text: str) -> bool:
+    """Whether a line is source code, as tracebacks show it."""
+    return bool(_CODE.search(text.strip()))
+
+
+def without_paths(text: str) -> str:
+    """A line about a file without its name, which may hold a metric; others without addresses."""
+    return _PATH.sub("", text) if _SAVING.search(text) else re.sub(r"https?://\S+", "", text)
+
+
 def looks_like_one(text: str) -> bool:
     """Whether a line that no reader knows looks like a metric of a step or like an overflow."""
     text = text.strip()
@@ -48,11 +58,11 @@ def looks_like_one(text: str) -> bool:
     if is_setting(text):
         alone = _ALONE.match(text)
         return bool(alone and bad and field_of(alone[1]) in ("loss", "grad_norm"))
-    if _CODE.search(text):
+    if is_code(text):
         return False
     if re.search(r"(?i)--[a-z]", text):
         text = re.sub(r"(?<!\S)--?[A-Za-z][\w-]*(?:[= ](?!-)\S+)?", "", text)
-    text = _PATH.sub("", text) if _SAVING.search(text) else re.sub(r"\S+/\S+\.\w+\b|https?://\S+", "", text)
+    text = without_paths(text)
     if not _NEGATED.search(text):
         if _OVERFLOW.search(text) or _NAN.search(text) and _ABOUT.search(text):
             return True
