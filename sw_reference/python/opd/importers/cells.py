@@ -14,6 +14,9 @@ from __future__ import annotations
 import math
 import re
 
+from opd.importers.source import Source
+
+_MOST_DIGITS = 19
 MISSING = frozenset({"", "none", "null", "n/a", "na", "#n/a", "<na>", "nil", "undefined", "-", "--"})
 _PRINTED = re.compile(r"(?i)^(?:[a-z_]+\.)*(?:tensor|array|[a-z]*float\d*|deviceArray|parameter)\(\s*(.*)\)$", re.S)
 _TENSORFLOW = re.compile(r"^<tf\.\w+.*\bnumpy=([^\s,>]+).*>$", re.S)
@@ -70,6 +73,13 @@ def _spelled(text: str, decimal_comma: bool) -> float:
     if inner is None:
         raise ValueError(text)
     return float(inner.strip().strip("[]").strip())
+
+
+def whole(source: Source, place: int | str, digits: str, what: str = "step") -> int:
+    """The whole number of some digits. A number of thousands of digits is an error with its place."""
+    if len(digits) > _MOST_DIGITS:
+        source.fail(place, f"a {what} of {len(digits)} digits", "correct the value")
+    return int(digits)
 
 
 def flag(cell) -> float | None:

@@ -75,6 +75,7 @@ class ImportedRun:
     framework: str = ""
     rounding: float = 0.0
     details: dict = field(default_factory=dict)                   # further facts for the manifest
+    empty: tuple[str, str] = ("holds no step with a value", "give a file that a run has written to")  # the fault of no step
     unread: list[tuple[int | None, str]] = field(default_factory=list)  # line and text: looks like a metric or an overflow
     changes: dict[str, set[str]] = field(default_factory=lambda: {"format": set(), "shape": set()})  # probes whose ... changes
 
@@ -192,7 +193,7 @@ def build(run: ImportedRun, sources: list[Source], importer: str, options: Optio
     if options.match is not None:
         run = _matching(run, source, options.match)
     if not run.steps:
-        source.fail(None, "holds no step with a value", "give a file that a run has written to")
+        source.fail(None, *run.empty)
     name = options.name or short_name(source.stem)
     built, names = [], _run_names(run, name)
     for run_name, part in names.items():
