@@ -46,12 +46,12 @@ def number(cell, decimal_comma: bool = False) -> float | None:
     if not isinstance(cell, str):
         raise ValueError(cell)
     text = cell.strip()
-    if "_" in text:   # Python takes 1_000, no table means it
-        raise ValueError(text)
     try:
-        return float(text)
+        if "_" not in text:   # Python takes 1_000, no table means it
+            return float(text)
     except ValueError:
-        return _spelled(text, decimal_comma)
+        pass
+    return _spelled(text, decimal_comma)
 
 
 def _spelled(text: str, decimal_comma: bool) -> float:
@@ -72,7 +72,7 @@ def _spelled(text: str, decimal_comma: bool) -> float:
         inner = text
     if inner is None:
         raise ValueError(text)
-    return float(inner.strip().strip("[]").strip())
+    return number(inner.strip().strip("[]").strip() or "x")
 
 
 def whole(source: Source, place: int | str, digits: str, what: str = "step") -> int:

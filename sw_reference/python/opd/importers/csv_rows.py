@@ -21,12 +21,13 @@ Rows = list[tuple[int, dict]]
 
 INDEX = ("", "unnamed_0", "index")
 _NUMBER = re.compile(r"[-+]?\d[\d.eE+-]*")
+_SEPARATOR = re.compile(rb'(?i)(?:\xef\xbb\xbf)?"?sep=."?\s*$')   # for spreadsheets
 _MLFLOW = re.compile(r"\d{12,14} \S+ \d+$")
 
 
 def header_of(source: Source) -> list[str] | None:
     """The cells of the first line, when it can be the header of a table."""
-    line = next((line for line in source.head.split(b"\n") if line.strip()), b"")
+    line = next((line for line in source.head.split(b"\n") if line.strip() and not _SEPARATOR.match(line)), b"")
     try:
         text = line.decode("utf-8-sig").rstrip("\r")
     except UnicodeDecodeError:
@@ -62,7 +63,7 @@ def read_rows(source: Source, run: ImportedRun) -> tuple[list[str], Rows, str]:
     lines = [(number, line) for number, line in source.lines() if line.strip()]
     if _MLFLOW.match(lines[0][1]):
         return _of_mlflow(source, lines)
-    if re.fullmatch(r"(?i)\"?sep=.\"?", lines[0][1].strip()) and len(lines) > 1:
+    if _SEPARATOR.match(lines[0][1].encode()) and len(lines) > 1:
         lines.pop(0)
     delimiter = delimiter_of(lines[0][1])
     records = list(_records(source, lines, delimiter))

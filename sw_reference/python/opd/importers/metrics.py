@@ -112,8 +112,9 @@ def _choose_loss(choice: Choice, losses: list[str], points: Points) -> None:
 
 def probe_kind(name: str) -> str:
     """The kind of a further loss or norm."""
-    return "weight" if meaning(name).what == "norm" and {"param", "params", "weight", "weights"} & set(words(name)) \
-        else kind_of(name)
+    kind = kind_of(name)
+    of_weights = meaning(name).what == "norm" and {"param", "params", "weight", "weights"} & set(words(name))
+    return "weight" if kind == "activation" and of_weights else kind
 
 
 def first_nonfinite(points: list[tuple[int, float]]) -> int | None:

@@ -119,7 +119,7 @@ class Meaning:
 
     what        "step", "epoch", "loss", "grad_norm", "norm", "lr", "loss_scale", "scale_after", "scale_attempted", "overflows",
                 "nan_losses", "finite" (a flag that is 0 where something is not), "suspect" (a count of what is not finite that
-                belongs to nothing known), "evaluation", or one of NO_OPERATOR; None: the name says nothing
+                belongs to nothing known), "evaluation", "extreme of a bucket", or one of NO_OPERATOR; None: the name says nothing
     is_whole    of a loss or gradient norm: it is the one of the whole model, not of a part
     order       among several such, the lowest is taken: 0 says it directly, 1 in more words, 10 and more is a mean over an epoch
                 or other summary
@@ -200,7 +200,8 @@ def is_step(name: str) -> bool:
     first, _, rest = name.partition("/")
     if key(first) in STEPS and re.match(r"(?i)\s*(max|total|num|n)[_ ]", rest):
         return True
-    return key(name) in STEPS or key(name.rsplit("/", 1)[-1]) in STEPS
+    before, _, last = name.rpartition("/")
+    return key(name) in STEPS or key(last) in STEPS and last.isidentifier() and not any(map(_is_loss, words(before)))
 
 
 def is_evaluation(text: str) -> bool:
@@ -212,6 +213,9 @@ def is_evaluation(text: str) -> bool:
 @functools.lru_cache(maxsize=1 << 18)
 def meaning(name: str) -> Meaning:
     """What the name of a metric says."""
+    if name.endswith(("__MIN", "__MAX")):   # of the steps that W&B draws as one point
+        base = meaning(name[:-len("__MIN")])
+        return base if base.what in BLAND else Meaning("extreme of a bucket")
     every = words(name)
     found = set(every)
     parts = [part for part in (words(part) for part in name.split("/")) if part] or [[]]
@@ -245,11 +249,11 @@ def meaning(name: str) -> Meaning:
         return Meaning("setting")
     if norm := _norm(name, parts):
         return norm
-    if set(last) & _SCORES or parts[0][:1] == ["metrics"] and set(last) & _SCORES:
+    if set(last) & _SCORES or set(parts[0]) & {"reward", "rewards"}:
         return Meaning("score")
     if set(last) & _MEMORY:
         return Meaning("memory")
-    if last and (last[-1] in _COUNTS or last[0] in {"num", "n", "total", "consumed"} and last[-1] in _COUNTS):
+    if last and (last[-1] in _COUNTS or last[0] in {"num", "n", "total", "consumed"} and set(last) & _COUNTS):
         return Meaning("counter")
     if last and last[-1] in _SETTINGS:
         return Meaning("setting")
@@ -278,7 +282,7 @@ def _loss(parts: list[list[str]]) -> Meaning:
     rest = {word for part in parts for word in part if word != "loss"}
     if rest & _SETTINGS:
         return Meaning("setting")
-    if rest & {"tokens", "mask", "count", "num", "n"}:
+    if rest & {"tokens", "count", "num", "n"}:
         return Meaning("counter")
     is_summary = bool(every & _SUMMARY)
     if parts[-1] is not named:   # "loss/total", "loss_metrics/global_avg_loss"

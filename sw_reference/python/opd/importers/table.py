@@ -378,7 +378,8 @@ class _Table:
                      or why in NO_OPERATOR and _MODULE_PATH.search(c)]
             for column in plain:
                 del choice.left[column]
-        for column in (*choice.used, *plain, *taken):
+        unreadable = [c for c in names if not self.column(c)[0] and meaning(c).what in ("loss", "grad_norm") and meaning(c).is_whole]
+        for column in (*choice.used, *plain, *taken, *unreadable):
             for line, text in self.column(column)[1][:1]:
                 self.number(line, column, text)
         for name in [*plain, *tensors]:
