@@ -640,7 +640,8 @@ def test_tensorboard(sample):
     assert trace.grad_norm.tolist() == [0.5, 0.5, math.inf]
     assert table(trace) == {"fc1_activation": [50, 50, 100], "fc1/weight": [2, 3, 6], "loss": f32(2, 1, 2 / 3),
                             "grad_norm": [0.5] * 3}
-    assert column(trace, "grad_norm", "nonfinite") == [0, 0, 1] and "tags left out: eval/loss, throughput" in assumed(trace)
+    assert column(trace, "grad_norm", "nonfinite") == [0, 0, 1]
+    assert "tags left out: eval/loss (evaluation); throughput (throughput)" in assumed(trace)
     assert {p.name: p.shape for p in trace.probes}["fc1/weight"] == (3,) and kinds(trace)["fc1/weight"] == "weight"
     [weight] = traces_of(sample("tensorboard"), match="weight")
     assert column(weight, "fc1/weight", "mean") == f32(1, 0, -1)
@@ -669,14 +670,17 @@ def test_tensorboard_in_the_tensor_form(tmp_path):
 def test_npz(sample):
     [trace] = traces_of(sample("npz"), raw=True)
     assert trace.step.tolist() == [4, 9] and trace.loss.tolist() == [2.5, 1.5] and trace.loss_scale.tolist() == [1024, 512]
-    assert table(trace) == {"l0.out": [70, 65504], "bf": [2, 4], "l1.out": [1.5, 1.5], "l2": [3, 2]}
-    assert table(trace, "nonfinite") == {"l0.out": [1, 1], "bf": [0, 0], "l1.out": [0, 1], "l2": [0, 0]}
-    assert {p.name: (p.format, p.shape) for p in trace.probes} == {"l0.out": ("FP16", (4,)), "bf": ("BF16", (2,)),
-                                                                   "l1.out": ("FP32", ()), "l2": ("FP32", ())}
+    scalars = {"loss": [2.5, 1.5], "gradients": [0, 0], "loss_scale": [1024, 512]}
+    assert table(trace) == {"l0.out": [70, 65504], "bf": [2, 4], "l1.out": [1.5, 1.5], "l2": [3, 2], **scalars}
+    assert table(trace, "nonfinite") == {"l0.out": [1, 1], "bf": [0, 0], "l1.out": [0, 1], "l2": [0, 0], "loss": [0, 0],
+                                         "gradients": [0, 1], "loss_scale": [0, 0]}
+    assert {p.name: (p.format, p.shape) for p in trace.probes} == {
+        "l0.out": ("FP16", (4,)), "bf": ("BF16", (2,)), "l1.out": ("FP32", ()), "l2": ("FP32", ()),
+        **{name: ("FP32", ()) for name in scalars}}
     assert trace.raw["l0.out"].tobytes() == ELEMENTS.tobytes()
     assert trace.raw_step.tolist() == [4, 9]
     assert set(trace.raw) == {"l0.out", "bf"}
-    assert "name_of_run" in assumed(trace) and "raw elements of 2 of 4 probes" in assumed(trace)
+    assert "name_of_run" in assumed(trace) and "raw elements of 5 of 7 probes" in assumed(trace)
     assert traces_of(sample("npz"))[0].raw == {}
 
 
