@@ -505,7 +505,8 @@ def test_an_exception_passes_and_leaves_the_trace(file):
             for step in range(5):
                 model(torch.zeros(1, 4, dtype=torch.long))
                 c.step(loss=1.0 / (3 - step))
-    assert Trace.read(file).step.tolist() == [0, 1, 2] and hooks_of(model) == 0
+    trace = Trace.read(file)
+    assert trace.step.tolist() == [0, 1, 2, 3] and trace.manifest["unfinished_step"] == 3 and hooks_of(model) == 0
 
     class Failing(nn.Module):  # inside attention, where a mode is active
         def __init__(self):

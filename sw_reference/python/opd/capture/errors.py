@@ -3,3 +3,15 @@
 
 class CaptureError(Exception):
     """A capture that cannot do what is asked. The text names the argument or file, what is wrong, and the remedy."""
+
+
+class PatternError(CaptureError):
+    """A pattern of probes that matches nothing in the model."""
+
+
+class BusyError(CaptureError):
+    """A journal that a running capture writes."""
+
+
+class NoStepError(CaptureError):
+    """A journal without one whole step."""
