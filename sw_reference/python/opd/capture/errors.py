@@ -12,6 +12,11 @@ class PatternError(CaptureError):
 class BusyError(CaptureError):
     """A journal that a running capture writes."""
 
+    def __init__(self, journal):
+        super().__init__(f"{journal}: another running capture writes it; give another path, or let it end: opd info {journal} shows "
+                         "what it holds meanwhile")
+        self.journal = journal
+
 
 class NoStepError(CaptureError):
     """A journal without one whole step."""

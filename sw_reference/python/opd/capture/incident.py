@@ -35,7 +35,7 @@ def find_incident(number: int, bad: Sequence[tuple[ProbeEntry, int]], series: Ma
     if not found:
         return None
     kind, text = min(found, key=lambda item: _ORDER.index(item[0]))
-    others = f", and so do {len(found) - 1} others" if len(found) > 1 else ""
+    others = f", and {len(found) - 1} more are non-finite" if len(found) > 1 else ""
     return Incident(f"step {number}: {text}{others}", _advice(kind, groups))
 
 

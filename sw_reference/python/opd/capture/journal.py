@@ -83,8 +83,7 @@ def lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise BusyError(f"{path}: another running capture writes it; give another path, or let it end: opd info {path} shows "
-                        "what it holds meanwhile") from None
+        raise BusyError(path) from None
     except OSError:
         pass
 

@@ -89,7 +89,8 @@ class Capture:
                  statistics: str = "core", raw: str | Iterable[str] = (), raw_steps: Container[int] | None = None,
                  ring: int = RING, sideband: str = "logits", compiled: str = "skip", auto_loss: bool = False,
                  inference: bool = False, first_step: int = 0, name: str | None = None, label: str | None = None, seed: int | str = "",
-                 model_text: str | None = None, manifest: Mapping | None = None):
+                 model_text: str | None = None, manifest: Mapping | None = None,
+                 _launch: str | None = None, _strict: bool = True):
         _choose("statistics", statistics, STATISTICS)
         _choose("sideband", sideband, SIDEBANDS)
         _choose("compiled", compiled, COMPILED)
@@ -152,8 +153,7 @@ class Capture:
         self._parts: list = []  # whatever has a remove()
         self._alive: list = [*models.values(), *optimizers]
         self.is_alone = True  # no other model is trained beside it
-        self.before_backward: Callable[[], None] | None = None  # told of each backward before it begins
-        self.outcome: dict | None = None                        # of close()
+        self.watcher = None  # of an AutoCapture: before_backward(), after_backward(), before_close(), closed(outcome)
         self.listening = self._samples(first_step)
 
         self.path = _rank_path(Path(path))
@@ -168,7 +168,8 @@ class Capture:
             for prefix, module in models.items():
                 self._add_hooks(prefix, module)
             parameters = {k: v for hooks in self._models for k, v in hooks.parameters().items()}
-            self.selection.check({name for hooks in self._models for name in hooks.names}, parameters)
+            if _strict:
+                self.selection.check({name for hooks in self._models for name in hooks.names}, parameters)
             self._optimizer = OptimizerProbes(map(unwrap, optimizers), parameters, self.selection)
             self._parts.append(self._optimizer)
             self._parts.append(LossScale(self._on_scale))
@@ -183,7 +184,7 @@ class Capture:
             options = {"probes": self.selection.texts, "every": every, "statistics": statistics, "raw": self._raw_patterns,
                        "sideband": f"logits of fused attention: {_SIDEBAND_TEXT[sideband]}", "compiled": compiled}
             self._journal = JournalWriter(journal, {
-                "full": statistics == "full", "label": label, "seed": str(seed), "framework": f"torch {torch.__version__}",
+                "launch": _launch, "full": statistics == "full", "label": label, "seed": str(seed), "framework": f"torch {torch.__version__}",
                 "name": re.sub(r"[^A-Za-z0-9_.-]+", "_", name or self.path.stem) or "run",
                 "model": model_text if model_text is not None else ", ".join(map(_describe, models.values())),
                 "manifest": {**(manifest or {}), "capture": options, "rank": list(_rank()), "versions": {
@@ -191,7 +192,7 @@ class Capture:
         except BaseException:
             self._remove_hooks()
             raise
-        self._journal_path = journal
+        self.journal = journal
         _open_paths.add(journal)
         _captures.add(self)
         atexit.register(self.close)
@@ -264,6 +265,8 @@ class Capture:
         if self._closed:
             return
         if self._stopped is None:
+            if self.watcher is not None:
+                self.guarded(self.watcher.before_close)
             self.guarded(self._close_open_step)
             self.guarded(self._drain)
         self._closed = True
@@ -272,34 +275,39 @@ class Capture:
         self._alive.clear()
         atexit.unregister(self.close)
         _captures.discard(self)
-        _open_paths.discard(self._journal_path)
-        self.outcome = {"path": str(self.path), "journal": str(self._journal_path), "steps": self._closed_steps,
-                        "stopped": self._stopped, "backwards": self._backwards, "error": None}
+        _open_paths.discard(self.journal)
+        error = self._make_trace()
+        if self.watcher is None and error is None and self._incident is not None:
+            log.warning("%s: %s", self.path, incident_text(self._incident, self._advice))
+        if self.watcher is not None:  # the launcher says it
+            self.watcher.closed({"path": str(self.path), "journal": str(self.journal), "steps": self._closed_steps,
+                                 "stopped": self._stopped, "error": error})
+
+    def _make_trace(self) -> str | None:
+        """Ends the journal; returns why it did not become a trace."""
         try:
             ending = {"complete": self._stopped is None, "skipped": self._registry.skipped}
             self._journal.end(ending | ({"stopped": self._stopped} if self._stopped else {}))
             if self._closed_steps:
-                make_trace(self._journal_path, self.path)
+                make_trace(self.journal, self.path)
             else:
-                self._journal_path.unlink(missing_ok=True)
+                self.journal.unlink(missing_ok=True)
         except Exception as error:  # a full disk, a library that is not installed; the process is about to end
             remedy = "python -m opd capture --recover turns them into a trace"
             if isinstance(error, ImportError):
                 remedy = f"with ml_dtypes and safetensors (pip install ml_dtypes safetensors), {remedy}"
-            self.outcome["error"] = f"{type(error).__name__}: {error}"
-            log.error("the trace was not written: %s; its steps are in %s: %s", error, self._journal_path, remedy)
-            return
+            log.error("the trace was not written: %s; its steps are in %s: %s", error, self.journal, remedy)
+            return str(error)
         finally:
             self._journal.close()
-        if self._incident is not None:
-            log.warning("%s: %s", self.path, incident_text(self._incident, self._advice))
+        return None
 
     def forget(self) -> None:
         """In a forked child: the parent goes on with this capture, the child leaves journal and trace alone."""
         self._closed, self.listening = True, False
         atexit.unregister(self.close)
         _captures.discard(self)
-        _open_paths.discard(self._journal_path)
+        _open_paths.discard(self.journal)
         self._journal.close()
 
     # --- what an opd.capture.auto.AutoCapture calls
@@ -321,19 +329,25 @@ class Capture:
         """A number that may be the loss of the open step, should the step not come to its backward."""
         self._seen_loss = loss
 
-    def step_before_pass(self) -> None:
-        """Closes a step that went without its optimizer: what came after the last backward belongs to the next one."""
+    @property
+    def backwards(self) -> int:
+        """Number of backward passes so far."""
+        return self._backwards
+
+    def step_before_pass(self, skipped: bool) -> None:
+        """Closes a step whose optimizer did nothing, which is noted when it has `skipped` it: what came after the last backward
+        belongs to the next step."""
         mark = self._mark
         rest = (self._observations[mark.observations:], self._losses[mark.losses:], self._loss_scale, self._loss_is_scaled,
                 self._passing, dict(self._calls), {number: how for number, how in self._passes.items() if number >= mark.passing})
         del self._observations[mark.observations:], self._losses[mark.losses:]
         self._loss_scale = mark.scale
-        self.step_without_optimizer()
+        self.step(_notes={"no_optimizer_step": True} if skipped else None)
         (self._observations, self._losses, self._loss_scale, self._loss_is_scaled, self._passing, self._calls,
          self._passes) = rest
 
     def step_without_optimizer(self) -> None:
-        """Closes a step in which the optimizer did nothing."""
+        """Closes a step that the optimizer has skipped."""
         self.step(_notes={"no_optimizer_step": True})
 
     def stop(self, why: str) -> None:
@@ -449,8 +463,8 @@ class Capture:
             self._loss_is_scaled = True  # the backward() that follows is called on the product
 
     def _before_backward(self, scalars: list[Tensor]) -> None:
-        if self.before_backward is not None:
-            self.before_backward()
+        if self.watcher is not None:
+            self.watcher.before_backward()
         self._backwards += 1
         if self._loss_is_scaled:
             self._loss_is_scaled = False
@@ -469,6 +483,8 @@ class Capture:
     def _after_backward(self) -> None:
         self._next_pass()
         self._mark = _Mark(len(self._observations), len(self._losses), self._loss_scale, self._passing)
+        if self.watcher is not None:
+            self.watcher.after_backward()
 
     def _on_norm(self, parameters: list[Tensor], norm: Tensor) -> None:
         if self.is_alone or self._optimizer.concerns(parameters):
