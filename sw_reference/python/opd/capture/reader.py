@@ -190,7 +190,7 @@ def _assemble(content: _Content) -> Trace:
     absent = {entries[p].name: _ranges(number, ~ran[:, p]) for p in np.flatnonzero(~ran.all(axis=0))}
     if absent:
         manifest["absent"] = absent
-    trace = Trace(name=header["name"], label=header["label"] or ("healthy" if incident is None else "sudden"),
+    trace = Trace(name=header["name"], label=header.get("label") or ("healthy" if incident is None else "sudden"),
                   model=header["model"], framework=header["framework"], seed=header["seed"], manifest=manifest, step=number,
                   **values, probes=[Probe(entry.name, entry.kind, entry.format, entry.shape) for entry in entries])
     _add_series(trace, content)
@@ -246,6 +246,8 @@ def _add_series(trace: Trace, content: _Content) -> None:
     """The series that some step has. Where one is missing the value before is repeated, and the manifest lists those steps under
     `missing`: what nobody saw must not look like what the run saw."""
     values, masks = np.array(content.series), np.array(content.present)
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32).astype(np.float64)  # what is beyond FP32 is Inf there
     for i, name in enumerate(SERIES):
         given = (masks >> i & 1).astype(bool)
         if not given.any():
@@ -258,8 +260,7 @@ def _add_series(trace: Trace, content: _Content) -> None:
 def _fill(name: str, values: np.ndarray, given: np.ndarray) -> np.ndarray:
     """A series without gaps: a given loss or grad_norm stays what it is, NaN too; else the last finite value is kept, before
     the first one that one. loss_scale is 1 where there is none."""
-    with np.errstate(over="ignore"):
-        finite = np.isfinite(values.astype(np.float32)) & given
+    finite = np.isfinite(values) & given
     if name == "loss_scale":
         return np.where(finite & (values > 0), values, 1.0)
     if not finite.any():
