@@ -13,7 +13,7 @@ class NotRegular(OSError):
     """A target that is a device, a pipe or a socket: a file would take its place."""
 
     def __init__(self, path: str):
-        super().__init__(errno.EINVAL, "is not a regular file", path)
+        super().__init__(errno.EINVAL, "is not a regular file", path, None, path)
 
 
 def target_of(file: str | os.PathLike) -> Path:
