@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <string>
 
 namespace opd::trace {
@@ -51,11 +50,13 @@ std::string_view first_of(std::span<const std::byte> bytes, std::size_t count) {
   return {reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), count)};
 }
 
-/// No control character but those of texts: tab, the line ends, form feed, escape (colours).
+/// Without control characters but those of texts (tab, the line ends, form feed, escape for colours)
+/// and without bytes that UTF-8 never has.
 bool is_text(std::string_view bytes) {
   return !bytes.empty() && std::none_of(bytes.begin(), bytes.end(), [](char c) {
     const auto byte = static_cast<unsigned char>(c);
-    return (byte < 0x20 && !(byte >= 0x09 && byte <= 0x0D) && byte != 0x1B) || byte == 0x7F;
+    const bool control = byte < 0x20 && !(byte >= 0x09 && byte <= 0x0D) && byte != 0x1B;
+    return control || byte == 0x7F || byte == 0xC0 || byte == 0xC1 || byte >= 0xF5;
   });
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -27,7 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit status, 2 for an unknown one."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
-        return importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
+        command = importlib.import_module(COMMANDS[arguments[0]][0])
+        _Interrupts.loading = False
+        return command.main(arguments[1:])
     if arguments and arguments[0] not in ("-h", "--help"):
         known = suggestion(arguments[0], COMMANDS, f"the commands are {', '.join(COMMANDS)}")
         print(f"opd: {arguments[0]}: no such command; {known}", file=sys.stderr)
@@ -45,6 +48,8 @@ def run(command: Callable[[], int] = main) -> int | str | None:
     is 2, with its traceback.
     """
     _occupy_closed_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored, behind nohup for instance
+        signal.signal(signal.SIGINT, _Interrupts.receive)
     try:
         try:
             status = command()
@@ -56,9 +61,7 @@ def run(command: Callable[[], int] = main) -> int | str | None:
         _drop_output()
         return PIPE_CLOSED
     except KeyboardInterrupt:
-        _drop_output()
-        print("opd: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
     except OSError as error:
         _drop_output()
         if error.filename is not None:  # not of the output: a command names its own files
@@ -67,9 +70,30 @@ def run(command: Callable[[], int] = main) -> int | str | None:
             print(f"opd: standard output cannot be written ({error.strerror}); check the disk or the pipe behind it", file=sys.stderr)
         return 2
     except Exception:
+        if _Interrupts.received:  # extension modules turn it into errors of their own
+            return _interrupted()
         _drop_output()
         traceback.print_exc()
         return 2
+
+
+class _Interrupts:
+    """SIGINT. While the modules of a command are loaded there is nothing to clean up, and an exception would come out of them as
+    somebody else's error, with a traceback."""
+    loading, received = True, False
+
+    @classmethod
+    def receive(cls, number: int, frame) -> None:
+        cls.received = True
+        if cls.loading:
+            os._exit(_interrupted())
+        signal.default_int_handler(number, frame)
+
+
+def _interrupted() -> int:
+    _drop_output()
+    print("opd: interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 class _Forgiving(io.TextIOWrapper):

@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace=None):
         values, rest = self.parse_known_args(args, namespace)
         if rest:
-            self._refuse(rest[0])
+            self._refuse(next((word for word in rest if word.startswith("-")), rest[0]))
         return values
 
     def print_help(self, file=None) -> None:

@@ -32,8 +32,8 @@ _SIGNATURES = (  # offset, bytes, kind
     (0, b"\xff\xfe", FileKind("UTF-16 text", _GIVE)),
     (0, b"\xfe\xff", FileKind("UTF-16 text", _GIVE)),
 )
-# Control characters of texts: tab, the line ends, form feed, escape (colours).
-_NO_TEXT = frozenset({*range(0x20), 0x7F} - {*range(0x09, 0x0E), 0x1B})
+# Control characters but those of texts (tab, the line ends, form feed, escape for colours), and bytes that UTF-8 never has.
+_NO_TEXT = frozenset({*range(0x20), 0x7F, 0xC0, 0xC1, *range(0xF5, 0x100)} - {*range(0x09, 0x0E), 0x1B})
 
 
 def _is_text(data: bytes) -> bool:
