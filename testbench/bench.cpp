@@ -1,17 +1,19 @@
 #include "bench.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <Eigen/Core>
 #include <algorithm>
 #include <chrono>
-#include <fstream>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
 
 #include "opd/reference/byte_sum.hpp"
 #include "opd/reference/cpu.hpp"
+#include "opd/trace/whole_file.hpp"
 #include "opd/trace/writer.hpp"
 #include "paths/cpu_path.hpp"
 #include "paths/cuda_path.hpp"
@@ -19,6 +21,7 @@
 #include "paths/simulation.hpp"
 #include "replay.hpp"
 #include "report.hpp"
+#include "say.hpp"
 
 namespace opd::tb {
 namespace {
@@ -45,16 +48,16 @@ double best_of_five(Work work) {
 class Table {
  public:
   Table() {
-    fmt::print("  {:<44} {:>22} {:>34} {:>6}  {}\n", "what", "measured", "yardstick, same run",
-               "ratio", "goal");
+    say("  {:<44} {:>22} {:>34} {:>6}  {}\n", "what", "measured", "yardstick, same run", "ratio",
+        "goal");
   }
   /// A figure beside a yardstick measured in the same run; `goal` is the least ratio wanted, 0 =
   /// none.
   void row(const std::string& what, double value, const std::string& unit,
            const std::string& yardstick_name, double yardstick, double ratio, double goal) {
-    print(what, value, unit, fmt::format("{} {:.3g} {}", yardstick_name, yardstick, unit),
-          fmt::format("{:.2f}", ratio),
-          goal > 0 ? fmt::format(">= {:g}{}", goal, ratio < goal ? ", missed" : "") : "");
+    line(what, value, unit, fmt::format("{} {:.3g} {}", yardstick_name, yardstick, unit),
+         fmt::format("{:.2f}", ratio),
+         goal > 0 ? fmt::format(">= {:g}{}", goal, ratio < goal ? ", missed" : "") : "");
     rows_.push_back({{"what", what},
                      {"value", value},
                      {"unit", unit},
@@ -65,22 +68,22 @@ class Table {
   }
   /// A figure with a goal of its own.
   void goal_row(const std::string& what, double value, const std::string& unit, double goal) {
-    print(what, value, unit, "", "",
-          fmt::format(">= {:g} {}{}", goal, unit, value < goal ? ", missed" : ""));
+    line(what, value, unit, "", "",
+         fmt::format(">= {:g} {}{}", goal, unit, value < goal ? ", missed" : ""));
     rows_.push_back({{"what", what}, {"value", value}, {"unit", unit}, {"goal", goal}});
   }
   void skipped(const std::string& what, const std::string& reason) {
-    fmt::print("  {:<44} skipped: {}\n", what, reason);
+    say("  {:<44} skipped: {}\n", what, reason);
     rows_.push_back({{"what", what}, {"skipped", reason}});
   }
   [[nodiscard]] const nlohmann::ordered_json& rows() const { return rows_; }
 
  private:
-  static void print(const std::string& what, double value, const std::string& unit,
-                    const std::string& yardstick, const std::string& ratio,
-                    const std::string& goal) {
-    fmt::print("  {:<44} {:>22} {:>34} {:>6}  {}\n", what, fmt::format("{:.3g} {}", value, unit),
-               yardstick, ratio, goal);
+  static void line(const std::string& what, double value, const std::string& unit,
+                   const std::string& yardstick, const std::string& ratio,
+                   const std::string& goal) {
+    say("  {:<44} {:>22} {:>34} {:>6}  {}\n", what, fmt::format("{:.3g} {}", value, unit),
+        yardstick, ratio, goal);
     std::fflush(stdout);
   }
 
@@ -120,7 +123,7 @@ void bench_cpu(Table& table, std::size_t bytes) {
     table.skipped("cpu statistics against PyTorch",
                   "PyTorch is not installed; scripts/setup --for test installs it");
   }
-  if (sink == 1) fmt::print("\n");  // keeps the results alive
+  if (sink == 1) say("\n");  // keeps the results alive
 }
 
 /// Completions per second of the CPU reference, statistics given: detection, risk and decision.
@@ -138,7 +141,7 @@ double detection_speed(const DeviceParameters& device) {
                   ->record.risk;
     }
   });
-  if (risk == 1) fmt::print("\n");  // keeps the results alive
+  if (risk == 1) say("\n");  // keeps the results alive
   return kCompletions / time;
 }
 
@@ -216,8 +219,8 @@ void bench_models(Table& table, const BenchOptions& options) {
     const double cycles = static_cast<double>(alone.systemc.cycles);
     table.goal_row(fmt::format("systemc, cycle-accurate, {}", trace.name()),
                    beats / alone.systemc.seconds / 1e6, "M beats/s", 1);
-    fmt::print("  {:<44} {:>22}\n", "  in clock cycles",
-               fmt::format("{:.3g} M cycles/s", cycles / alone.systemc.seconds / 1e6));
+    say("  {:<44} {:>22}\n", "  in clock cycles",
+        fmt::format("{:.3g} M cycles/s", cycles / alone.systemc.seconds / 1e6));
     const PathResult lt = simulation.run_loosely_timed(operators);
     const PathResult cpu = run_cpu(operators, device, {});
     table.row(fmt::format("systemc-lt, {}", trace.name()), beats / lt.seconds / 1e6, "M beats/s",
@@ -238,15 +241,12 @@ void bench_models(Table& table, const BenchOptions& options) {
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
-  std::ofstream json;
-  if (!options.json.empty()) {
-    json.open(options.json);
-    if (!json)
-      throw std::runtime_error("--json " + options.json.string() +
-                               ": cannot be written; choose another file");
+  const std::filesystem::path folder = std::filesystem::absolute(options.json).parent_path();
+  if (!options.json.empty() && access(folder.c_str(), W_OK | X_OK) != 0) {  // before the work
+    throw std::runtime_error(
+        fmt::format("--json {}: cannot be written; choose another file", options.json.string()));
   }
-  fmt::print(
-      "opd bench: best of five for memory passes, {} s for the Verilated device; one thread\n",
+  say("opd bench: best of five for memory passes, {} s for the Verilated device; one thread\n",
       options.seconds);
   Table table;
   bench_cpu(table, std::size_t{options.megabytes} << 20);
@@ -256,7 +256,7 @@ int run_bench(const BenchOptions& options) {
   table.skipped("cuda statistics", cuda_available(&reason)
                                        ? "opd_cuda_check measures it beside a device copy"
                                        : reason);
-  json << table.rows().dump(2) << '\n';
+  if (!options.json.empty()) trace::write_whole(options.json, table.rows().dump(2) + "\n");
   return 0;
 }
 

@@ -1,4 +1,6 @@
-// The opd command line. Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage.
+// The opd command line. Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage, or
+// nothing was compared.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -13,18 +15,22 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
+#include <set>
 #include <string_view>
 #include <systemc>
 
 #include "bench.hpp"
+#include "command_line.hpp"
 #include "config_file.hpp"
 #include "opd/driver/fields.hpp"
 #include "opd/reference/cpu.hpp"
+#include "opd/trace/whole_file.hpp"
 #include "paths/rtl_factory.hpp"
 #include "replay.hpp"
 #include "report.hpp"
+#include "say.hpp"
 #include "summary.hpp"
+#include "trace_files.hpp"
 
 extern char** environ;
 
@@ -33,10 +39,6 @@ namespace {
 using namespace opd;
 using namespace opd::tb;
 namespace fs = std::filesystem;
-
-constexpr int kEqual = 0;
-constexpr int kMismatch = 1;
-constexpr int kBadInput = 2;
 
 /// What the user chose the configuration with.
 struct Choice {
@@ -54,14 +56,14 @@ class UsageError : public std::runtime_error {
 void show_progress(const std::string& line) {
   static const bool terminal = isatty(STDERR_FILENO) != 0;
   if (terminal) {
-    fmt::print(stderr, "\r\033[K{}", line);
+    complain("\r\033[K{}", line);
   } else {
-    fmt::print(stderr, "{}\n", line);
+    complain("{}\n", line);
   }
   std::fflush(stderr);
 }
 void end_progress() {
-  if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r\033[K");
+  if (isatty(STDERR_FILENO) != 0) complain("\r\033[K");
 }
 
 std::string value_text(const ConfigField& field, std::int32_t value) {
@@ -134,14 +136,6 @@ void make_folder(const fs::path& out) {
   }
 }
 
-void write_text(const fs::path& file, const std::string& text) {
-  std::ofstream stream(file, std::ios::binary);
-  stream << text;
-  if (!stream.flush())
-    throw UsageError(
-        fmt::format("--out: {} cannot be written; check the free space", file.string()));
-}
-
 /// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and
 /// dumps the cycles around its divergence. Returns the file's name, empty when there is none.
 std::string dump_waveform(const ReplayOptions& options, const TraceResult& result,
@@ -179,8 +173,8 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
     waitpid(child, &status, 0);
   const std::string name = result.name + ".fst";
   if (status == -1 || !WIFEXITED(status) || WEXITSTATUS(status) == kBadInput) {
-    fmt::print(stderr, "opd: {}: the waveform of cycle {} could not be written\n",
-               (options.out / name).string(), cycle);
+    complain("opd: {}: the waveform of cycle {} could not be written\n",
+             (options.out / name).string(), cycle);
     return {};
   }
   return name;
@@ -188,6 +182,8 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
 
 /// --waveform: one trace through rtl and systemc, for the dump alone.
 int run_waveform(ReplayOptions options, const std::string& window) {
+  if (options.paths_by_name)
+    throw UsageError("--paths: a waveform is made of rtl and systemc; drop one of the two options");
   if (options.traces.size() != 1 || options.out.empty()) {
     throw UsageError("--waveform: needs exactly one trace and --out; the file is OUT/<trace>.fst");
   }
@@ -206,10 +202,10 @@ int run_waveform(ReplayOptions options, const std::string& window) {
         "--waveform {}: {} was not written; the run has {} cycles, and the folder must be writable",
         window, options.waveform->file.string(), result.paths.front().cycles));
   }
-  fmt::print("waveform: {}, cycles {}:{}\n", options.waveform->file.string(),
-             options.waveform->first, options.waveform->last);
+  say("waveform: {}, cycles {}:{}\n", options.waveform->file.string(), options.waveform->first,
+      options.waveform->last);
   if (result.mismatches == 0) return kEqual;
-  fmt::print("MISMATCH in {}: {}\n", result.name, describe(*result.divergence, result.probe_names));
+  say("MISMATCH in {}: {}\n", result.name, describe(*result.divergence, result.probe_names));
   return kMismatch;
 }
 
@@ -222,8 +218,8 @@ void write_results(const ReplayOptions& options, std::vector<TraceResult>& resul
     }
   }
   const fs::path summary = options.out / "summary.json";
-  write_text(summary, summary_json(options, results).dump(2) + "\n");
-  fmt::print("\nwrote {} and {}\n", summary.string(), write_report(options.out, options.traces));
+  trace::write_whole(summary, summary_json(options, results).dump(2) + "\n");
+  say("\nwrote {} and {}\n", summary.string(), write_report(options.out, options.traces));
 }
 
 /// Profile and configuration in force: a file or a profile, and --set on top.
@@ -245,7 +241,13 @@ void configure(ReplayOptions& options, const Choice& choice) {
     options.profile = std::move(file.profile);
     options.config = file.config;
   }
-  for (const std::string& setting : choice.settings) set_field(options.config, setting);
+  std::set<std::string> names;
+  for (const std::string& setting : choice.settings) {
+    const std::string name = setting.substr(0, setting.find('='));
+    if (!names.insert(name).second)
+      throw UsageError(fmt::format("--set {}: is given twice; give every field once", name));
+    set_field(options.config, setting);
+  }
   ref::validate(options.config);
 }
 
@@ -273,44 +275,40 @@ int run_replay(ReplayOptions options, const Choice& choice, const std::string& w
 
   std::vector<TraceResult> results = replay(options, show_progress);
   end_progress();
-  fmt::print("{}", summary_table(results));
+  say("{}", summary_table(results));
   std::fflush(stdout);
-  std::uint64_t compared = 0, mismatches = 0;
-  for (const TraceResult& result : results) {
-    compared += result.cycles_compared + result.records_compared;
-    mismatches += result.mismatches;
+  const Verdict verdict = verdict_of(options, results);
+  if (!options.out.empty()) {
+    try {
+      write_results(options, results, choice);
+    } catch (const std::exception& error) {
+      if (verdict != Verdict::kMismatch) throw;
+      complain("opd: {}\n", error.what());
+    }
   }
-  const auto verdict = [&] {
-    fmt::print("{}\n", compared == 0 ? "only one path was run: nothing was compared"
-                                     : fmt::format("{} mismatches", mismatches));
-    return mismatches == 0 ? kEqual : kMismatch;
-  };
-  if (options.out.empty()) return verdict();
-  try {
-    write_results(options, results, choice);
-  } catch (const std::exception& error) {
-    if (mismatches == 0) throw;
-    fmt::print(stderr, "opd: {}\n", error.what());
-  }
-  return verdict();
+  say("{}\n", verdict_line(options, results));
+  if (verdict == Verdict::kEqual) return kEqual;
+  if (verdict == Verdict::kMismatch) return kMismatch;
+  std::fflush(stdout);
+  complain("opd: {}\n", why_no_pass(options, results));
+  return kBadInput;
 }
 
 int run_info(const std::vector<fs::path>& files) {
   for (const fs::path& file : files) {
     if (file.extension() == ".journal") {
-      fmt::print("{}", journal_text(file));
+      say("{}", journal_text(file));
       continue;
     }
     const trace::Trace trace = trace::Trace::read(file);
-    fmt::print("{}: {} ({}), {} steps {}..{}, {} probes{}\n", file.string(), trace.name(),
-               trace.label_name(), trace.steps().size(), trace.steps().front(),
-               trace.steps().back(), trace.probes().size(),
-               trace.has_raw() ? ", with raw elements" : "");
+    say("{}: {} ({}), {} steps {}..{}, {} probes{}\n", file.string(), trace.name(),
+        trace.label_name(), trace.steps().size(), trace.steps().front(), trace.steps().back(),
+        trace.probes().size(), trace.has_raw() ? ", with raw elements" : "");
     if (trace.first_bad())
-      fmt::print("  first non-finite forward value: step {}, {}\n", trace.first_bad()->step,
-                 printable(trace.first_bad()->op));
-    fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14} {:>10}\n", "op", "probe", "kind", "fmt",
-               "elements", "max |x|", "non-finite");
+      say("  first non-finite forward value: step {}, {}\n", trace.first_bad()->step,
+          printable(trace.first_bad()->op));
+    say("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14} {:>10}\n", "op", "probe", "kind", "fmt",
+        "elements", "max |x|", "non-finite");
     for (std::size_t p = 0; p < trace.probes().size(); ++p) {
       const trace::Probe& probe = trace.probes()[p];
       float largest = 0;
@@ -319,10 +317,9 @@ int run_info(const std::vector<fs::path>& files) {
         largest = std::max(largest, trace.max_abs(s, p));
         nonfinite += trace.nonfinite(s, p);
       }
-      fmt::print("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14.6g} {:>10}\n", p, printable(probe.name),
-                 trace::kProbeKindNames[static_cast<std::size_t>(probe.kind)],
-                 kFormatNames[static_cast<std::size_t>(probe.format)], probe.elements, largest,
-                 nonfinite);
+      say("  {:>4}  {:<32} {:<11} {:<5} {:>12} {:>14.6g} {:>10}\n", p, printable(probe.name),
+          trace::kProbeKindNames[static_cast<std::size_t>(probe.kind)],
+          kFormatNames[static_cast<std::size_t>(probe.format)], probe.elements, largest, nonfinite);
     }
   }
   return kEqual;
@@ -337,8 +334,8 @@ std::string_view access_of(const Register& r, std::uint32_t bits) {
 
 /// The register map with the reset values of the device that was built.
 int run_registers() {
-  fmt::print("{:<8} {:<36} {:>6}  {:<7} {:>12}  {:<24} {}\n", "address", "register.field", "bits",
-             "access", "reset", "range", "--set");
+  say("{:<8} {:<36} {:>6}  {:<7} {:>12}  {:<24} {}\n", "address", "register.field", "bits",
+      "access", "reset", "range", "--set");
   for (const RegisterField& f : kRegisterFields) {
     const auto r = std::find_if(kRegisters.begin(), kRegisters.end(),
                                 [&](const Register& c) { return c.address == f.address; });
@@ -352,12 +349,12 @@ int run_registers() {
                       : std::to_string(value);
     };
     const bool varies = (r->volatile_bits & bits) != 0;  // what a parameter or the state decides
-    fmt::print("0x{:03X}    {:<36} {:>6}  {:<7} {:>12}  {:<24} {}\n", f.address, f.path,
-               f.width == 1 ? fmt::format("{}", f.low_bit)
-                            : fmt::format("{}:{}", f.low_bit + f.width - 1, f.low_bit),
-               access_of(*r, bits), varies ? "-" : shown(driver::extract(f, r->reset)),
-               f.writable ? fmt::format("{}..{}", shown(f.minimum), shown(f.maximum)) : "",
-               is_config ? config->name : "");
+    say("0x{:03X}    {:<36} {:>6}  {:<7} {:>12}  {:<24} {}\n", f.address, f.path,
+        f.width == 1 ? fmt::format("{}", f.low_bit)
+                     : fmt::format("{}:{}", f.low_bit + f.width - 1, f.low_bit),
+        access_of(*r, bits), varies ? "-" : shown(driver::extract(f, r->reset)),
+        f.writable ? fmt::format("{}..{}", shown(f.minimum), shown(f.maximum)) : "",
+        is_config ? config->name : "");
   }
   return kEqual;
 }
@@ -382,8 +379,7 @@ int become_python_command(char** argv) {
   for (char** argument = argv + 1; *argument != nullptr; ++argument) arguments.push_back(*argument);
   arguments.push_back(nullptr);
   execv(OPD_PYTHON_EXECUTABLE, arguments.data());
-  fmt::print(stderr, "opd: {}: cannot be started; run scripts/setup again\n",
-             OPD_PYTHON_EXECUTABLE);
+  complain("opd: {}: cannot be started; run scripts/setup again\n", OPD_PYTHON_EXECUTABLE);
   return kBadInput;
 }
 
@@ -391,22 +387,30 @@ int run(int argc, char** argv) {
   for (const auto& [name, description] : kPythonCommands) {
     if (argc > 1 && argv[1] == name) return become_python_command(argv);
   }
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error of the write
   CLI::App app{
       "opd: replay training traces through models of an on-chip overflow-precursor detector"};
   app.require_subcommand(1);
-  app.footer("Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage.");
+  app.footer(
+      "Exit status: 0 equal, 1 a mismatch between paths, 2 bad input or usage, or nothing was "
+      "compared.");
 
   ReplayOptions options;
   Choice choice;
   std::string fault, window;
   CLI::App* replay_command = app.add_subcommand(
       "replay", "Run traces through every path and compare the records bit for bit");
-  replay_command->add_option("traces", options.traces, "Trace files (docs/formats.md)")->required();
   replay_command
-      ->add_option("--paths", options.paths, "Paths to run: rtl, systemc, systemc-lt, cpu, cuda")
-      ->delimiter(',');
-  replay_command->option_defaults()->multi_option_policy(
-      CLI::MultiOptionPolicy::TakeLast);  // scripts/run gives an --out of its own
+      ->add_option("traces", options.traces,
+                   "Trace files (docs/formats.md), or folders with *.safetensors")
+      ->required();
+  const CLI::Option* const paths =
+      replay_command
+          ->add_option("--paths", options.paths,
+                       "Paths to run, at least two that can be compared: rtl, systemc, "
+                       "systemc-lt, cpu, cuda (default: all that can run here)")
+          ->delimiter(',')
+          ->allow_extra_args(false);
   replay_command->add_option("--out", options.out,
                              "Folder for summary.json, report.html and the record streams");
   const CLI::Option* const profile =
@@ -420,9 +424,8 @@ int run(int argc, char** argv) {
       ->add_option(
           "--set", choice.settings,
           "Configuration field NAME=VALUE on top of the profile or file; opd registers lists the "
-          "names and ranges; may be repeated")
-      ->allow_extra_args(false)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+          "names and ranges; may be repeated, a field only once")
+      ->allow_extra_args(false);
   replay_command
       ->add_option("--bubbles", options.bubbles,
                    "Idle clocks between operators of one stream (default 1: with one stream no "
@@ -440,8 +443,9 @@ int run(int argc, char** argv) {
                              "else (paths rtl and systemc)");
 
   std::vector<fs::path> info_files;
-  CLI::App* info_command = app.add_subcommand("info", "Say what a trace, or the journal of a capture, holds");
-  info_command->add_option("traces", info_files, "Trace files, journals")->required();
+  CLI::App* info_command =
+      app.add_subcommand("info", "Say what a trace, or the journal of a capture, holds");
+  info_command->add_option("traces", info_files, "Trace files, folders or journals")->required();
 
   CLI::App* registers_command =
       app.add_subcommand("registers", "List the device's registers with their reset values");
@@ -460,24 +464,23 @@ int run(int argc, char** argv) {
   for (const auto& [name, description] : kPythonCommands)  // for --help; they never get here
     app.add_subcommand(std::string(name), std::string(description));
 
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kEqual : kBadInput;
-  }
+  if (const std::optional<int> status = parse_command_line(app, argc, argv)) return *status;
   try {
     if (*replay_command) {
+      options.traces = trace_files(options.traces);
+      options.paths_by_name = paths->count() > 0;
       if (!fault.empty()) options.plant_fault = fault;
       choice.profile = profile->count() > 0;
       return run_replay(options, choice, window);
     }
-    if (*info_command) return run_info(info_files);
+    if (*info_command) return run_info(trace_files(info_files));
     if (*registers_command) return run_registers();
+    bench.traces = trace_files(bench.traces);
     return run_bench(bench);
   } catch (const std::exception& error) {
     end_progress();
     std::fflush(stdout);
-    fmt::print(stderr, "opd: {}\n", error.what());
+    complain("opd: {}\n", error.what());
     return kBadInput;
   }
 }
@@ -491,9 +494,20 @@ void on_bus_error(int) {
   _exit(kBadInput);
 }
 
+/// A standard stream that is closed would lend its number to the next file that is opened. In its
+/// place: an input without a byte, an output that cannot be written, an error that goes nowhere.
+void occupy_closed_streams() {
+  constexpr std::array<int, 3> kModes = {O_RDONLY, O_RDONLY, O_WRONLY};
+  for (int stream = 0; stream < 3; ++stream) {
+    if (fcntl(stream, F_GETFD) != -1) continue;
+    [[maybe_unused]] const int opened = open("/dev/null", kModes[static_cast<std::size_t>(stream)]);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  occupy_closed_streams();
   std::signal(SIGBUS, on_bus_error);
   setenv("SYSTEMC_DISABLE_COPYRIGHT_MESSAGE", "1",
          0);  // its banner would precede every output of ours
@@ -506,9 +520,8 @@ int sc_main(int argc, char** argv) {
   sc_core::sc_report_handler::set_actions("/IEEE_Std_1666/deprecated", sc_core::SC_DO_NOTHING);
   const int status = run(argc, argv);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    fmt::print(stderr,
-               "opd: standard output cannot be written; check the disk or the pipe behind it\n");
-    return kBadInput;
+    complain("opd: standard output cannot be written; check the disk or the pipe behind it\n");
+    return status == kMismatch ? kMismatch : kBadInput;
   }
   return status;
 }

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <memory>
+#include <span>
 #include <stdexcept>
 
+#include "opd/trace/whole_file.hpp"
 #include "operators.hpp"
 #include "paths/cpu_path.hpp"
 #include "paths/cuda_path.hpp"
@@ -71,6 +72,21 @@ void compare_paths(TraceResult& result) {
   }
 }
 
+/// A mismatch of pins is filed with the comparison of rtl and systemc: their records up to there are
+/// equal, the two are not.
+void file_pin_mismatch(TraceResult& result) {
+  if (result.cycle_mismatches == 0) return;
+  auto pair = std::find_if(
+      result.comparisons.begin(), result.comparisons.end(),
+      [](const RecordComparison& c) { return c.left == "rtl" && c.right == "systemc"; });
+  if (pair == result.comparisons.end()) {
+    pair =
+        result.comparisons.insert(result.comparisons.begin(), {.left = "rtl", .right = "systemc"});
+  }
+  pair->mismatches += result.cycle_mismatches;
+  if (!pair->first) pair->first = result.divergence;
+}
+
 /// Events one by one, and hints, mode counts and last clean step at the end of the run: what the
 /// driver read of each device against what the reference derives, or where the reference did not
 /// run, against the first device.
@@ -129,13 +145,9 @@ void compare_hosts(TraceResult& result) {
   result.events_compared = fewest.value_or(0);
 }
 
-void write_binary(const std::filesystem::path& file, const void* data, std::size_t bytes) {
-  std::ofstream stream(file, std::ios::binary);
-  stream.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
-  if (!stream) {
-    throw trace::TraceError(file.string(), "output", "cannot be written",
-                            "check the folder given with --out and its free space");
-  }
+template <typename T>
+void write_binary(const std::filesystem::path& file, const std::vector<T>& values) {
+  trace::write_whole(file, std::as_bytes(std::span(values)));
 }
 
 void write_records(const std::filesystem::path& out, const TraceResult& result) {
@@ -143,13 +155,10 @@ void write_records(const std::filesystem::path& out, const TraceResult& result) 
     std::vector<OpRecord> records;
     records.reserve(path.completions.size());
     for (const Completion& completion : path.completions) records.push_back(completion.record);
-    write_binary(out / fmt::format("{}.{}.records", result.name, path.path), records.data(),
-                 records.size() * sizeof(OpRecord));
+    write_binary(out / fmt::format("{}.{}.records", result.name, path.path), records);
     if (path.path == "cpu") {
-      write_binary(out / fmt::format("{}.baseline", result.name), path.baseline_log2.data(),
-                   path.baseline_log2.size() * sizeof(double));
-      write_binary(out / fmt::format("{}.z", result.name), path.z.data(),
-                   path.z.size() * sizeof(double));
+      write_binary(out / fmt::format("{}.baseline", result.name), path.baseline_log2);
+      write_binary(out / fmt::format("{}.z", result.name), path.z);
     }
   }
 }
@@ -274,6 +283,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   if (result.paths.size() == 1) result.beats_compared = 0;
   compare_paths(result);
   compare_hosts(result);
+  file_pin_mismatch(result);
   refuse_idle_replay(options, result);
 
   // Detection is judged on the records of one path: they are all the same, or the run has failed
@@ -305,6 +315,18 @@ const PathResult* TraceResult::path(const std::string& wanted) const {
   return found == paths.end() ? nullptr : &*found;
 }
 
+Verdict verdict_of(const ReplayOptions& options, const TraceResult& result) {
+  if (result.mismatches > 0) return Verdict::kMismatch;
+  if (options.paths_by_name && !result.skipped.empty()) return Verdict::kPathMissing;
+  return result.compared() ? Verdict::kEqual : Verdict::kNothingCompared;
+}
+
+Verdict verdict_of(const ReplayOptions& options, const std::vector<TraceResult>& results) {
+  Verdict worst = results.empty() ? Verdict::kNothingCompared : Verdict::kEqual;
+  for (const TraceResult& result : results) worst = std::max(worst, verdict_of(options, result));
+  return worst;
+}
+
 std::uint32_t TraceResult::unseen() const {
   std::uint32_t most = 0;
   for (const PathResult& path : paths) most = std::max(most, path.unseen_count);
@@ -326,6 +348,11 @@ Config falsified(Config config) {
 
 std::vector<TraceResult> replay(const ReplayOptions& options,
                                 const std::function<void(const std::string&)>& progress) {
+  if (std::string reason;
+      options.paths_by_name && selected(options, "cuda") && !cuda_available(&reason)) {
+    throw std::runtime_error(
+        fmt::format("--paths cuda: cannot run here ({}); leave it out", reason));
+  }
   const std::vector<std::unique_ptr<Loaded>> traces = load_all(options);
   std::unique_ptr<Simulation> simulation;
   const auto needs_simulation = [](const std::string& p) { return p != "cpu" && p != "cuda"; };

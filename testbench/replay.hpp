@@ -1,5 +1,6 @@
 #pragma once
 // One trace through the chosen paths, compared bit for bit and measured.
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -20,7 +21,8 @@ inline const std::vector<std::string> kPathNames = {"rtl", "systemc", "systemc-l
 struct ReplayOptions {
   std::vector<std::filesystem::path> traces;
   std::vector<std::string> paths = kPathNames;
-  std::filesystem::path out;  ///< folder for results; empty = none are written
+  bool paths_by_name = false;  ///< the user asked for these: one that does not run is an error
+  std::filesystem::path out;   ///< folder for results; empty = none are written
   DeviceParameters device;
   std::string profile{kProfileNames[0]};  ///< whose weights `config` started from; for the report
   Config config;
@@ -58,6 +60,8 @@ struct TraceResult {
   std::optional<Spread> reaction_cycles;  ///< operators through the tap, rtl = systemc
   std::optional<Spread> sideband_cycles;  ///< statistics
   std::string waveform;  ///< file name of the dump around the divergence, if there is one
+  /// Whether anything of it was held against anything.
+  [[nodiscard]] bool compared() const { return cycles_compared + records_compared > 0; }
   /// The first path whose host reports events and hints; null when only cuda ran.
   [[nodiscard]] const PathResult* host_path() const;
   [[nodiscard]] const PathResult* path(const std::string& name) const;
@@ -65,13 +69,25 @@ struct TraceResult {
   [[nodiscard]] std::uint32_t unseen() const;
 };
 
+/// What a replay shows. Only kEqual is a pass.
+enum class Verdict { kEqual, kNothingCompared, kPathMissing, kMismatch };
+inline constexpr std::array<std::string_view, 4> kVerdictNames = {"equal", "nothing compared",
+                                                                  "path missing", "mismatch"};
+
+/// Of one trace, and the worst of several; nothing is compared where there is none. kPathMissing: a
+/// path that was asked for by name did not run.
+[[nodiscard]] Verdict verdict_of(const ReplayOptions& options, const TraceResult& result);
+[[nodiscard]] Verdict verdict_of(const ReplayOptions& options,
+                                 const std::vector<TraceResult>& results);
+
 /// Configuration with one field changed so that the first record of any trace differs: WARMUP is
 /// never, or once, raised.
 [[nodiscard]] Config falsified(Config config);
 
 /// Replays every trace; all of them are read and checked before the first one runs. `progress` gets
 /// one line of text at a time. Errors: trace::TraceError for a bad trace, std::runtime_error when
-/// no chosen path can run or a planted fault cannot act.
+/// no chosen path can run, one that was asked for by name cannot run here, or a planted fault
+/// cannot act.
 [[nodiscard]] std::vector<TraceResult> replay(
     const ReplayOptions& options, const std::function<void(const std::string&)>& progress);
 

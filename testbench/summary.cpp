@@ -231,6 +231,7 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   json["cycles_compared"] = result.cycles_compared;
   json["events_compared"] = result.events_compared;
   json["mismatches"] = result.mismatches;
+  json["verdict"] = kVerdictNames[static_cast<std::size_t>(verdict_of(options, result))];
   json["comparisons"] = ordered_json::array();
   for (const RecordComparison& c : result.comparisons) {
     json["comparisons"].push_back({{"left", c.left},
@@ -360,6 +361,11 @@ std::string host_table(const std::vector<TraceResult>& results) {
   return text;
 }
 
+/// Without a comparison there is no number of mismatches, not even 0.
+std::string mismatches_text(const TraceResult& result) {
+  return result.compared() || result.mismatches > 0 ? std::to_string(result.mismatches) : "-";
+}
+
 std::string joined(const std::vector<PathResult>& paths) {
   std::string text;
   for (const PathResult& path : paths) text += (text.empty() ? "" : " ") + path.path;
@@ -403,6 +409,7 @@ nlohmann::ordered_json summary_json(const ReplayOptions& options,
   json["cycles_compared"] = cycles;
   json["events_compared"] = events;
   json["mismatches"] = mismatches;
+  json["verdict"] = kVerdictNames[static_cast<std::size_t>(verdict_of(options, results))];
   return json;
 }
 
@@ -416,7 +423,7 @@ std::string summary_table(const std::vector<TraceResult>& results) {
     text +=
         fmt::format("  {:<16} {:<11} {:>9} {:>8} {:>10} {:>11} {:>8} {:>10}  {}\n", r.name,
                     r.raw ? "raw" : "statistics", r.records_compared, r.unseen(), r.beats_compared,
-                    r.cycles_compared, r.events_compared, r.mismatches, joined(r.paths));
+                    r.cycles_compared, r.events_compared, mismatches_text(r), joined(r.paths));
     events += r.events_compared;
     unseen += r.unseen();
     records += r.records_compared;
@@ -506,6 +513,43 @@ std::string summary_table(const std::vector<TraceResult>& results) {
       text += fmt::format("\nMISMATCH in {}: {}\n", r.name, describe(*r.divergence, r.probe_names));
   }
   return text;
+}
+
+std::string verdict_line(const ReplayOptions& options, const std::vector<TraceResult>& results) {
+  std::uint64_t mismatches = 0;
+  for (const TraceResult& result : results) mismatches += result.mismatches;
+  switch (verdict_of(options, results)) {
+    case Verdict::kNothingCompared:
+      return results.size() == 1 ? "nothing was compared"
+                                 : "nothing was compared in one trace or more";
+    case Verdict::kPathMissing:
+      return "a path that was asked for did not run";
+    case Verdict::kEqual:
+    case Verdict::kMismatch:
+      break;
+  }
+  return fmt::format("{} mismatches", mismatches);
+}
+
+std::string why_no_pass(const ReplayOptions& options, const std::vector<TraceResult>& results) {
+  for (const TraceResult& result : results) {
+    const Verdict verdict = verdict_of(options, result);
+    if (verdict == Verdict::kPathMissing) {
+      const auto& [path, reason] = *result.skipped.begin();
+      return fmt::format("--paths {}: did not run for {} ({}); leave it out", path, result.name,
+                         reason);
+    }
+    if (verdict == Verdict::kNothingCompared) {
+      std::string skipped;
+      for (const auto& [path, reason] : result.skipped)
+        skipped += fmt::format("; {} cannot: {}", path, reason);
+      return fmt::format(
+          "nothing was compared in {}: only {} ran{}; give --paths two that can run here, for "
+          "instance systemc,cpu",
+          result.name, joined(result.paths), skipped);
+    }
+  }
+  return "nothing was compared: there is no trace; name one";
 }
 
 }  // namespace opd::tb

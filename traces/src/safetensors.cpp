@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "dtype.hpp"
+#include "file_kind.hpp"
 #include "json.hpp"
 
 static_assert(std::endian::native == std::endian::little, "trace files are little endian");
@@ -60,6 +61,16 @@ std::pair<std::shared_ptr<const void>, std::size_t> map_file(const std::string& 
           size};
 }
 
+/// Throws when the bytes are of another kind of file: nothing in their "header" is worth a message.
+void refuse_foreign(const std::string& file, std::span<const std::byte> bytes) {
+  if (!is_foreign(bytes)) return;
+  const FileKind kind = file_kind(bytes);
+  throw TraceError(file, "file",
+                   kind.what.empty() ? "is not a safetensors file"
+                                     : "is not a safetensors file, but " + std::string(kind.what),
+                   kind.remedy);
+}
+
 /// Bytes of a tensor; nothing when the product overflows.
 std::optional<std::uint64_t> byte_count(const std::vector<std::uint64_t>& shape, unsigned width) {
   std::uint64_t bytes = width;
@@ -96,16 +107,19 @@ SafetensorsFile::SafetensorsFile(std::string file, std::shared_ptr<const void> s
   using nlohmann::json;
 
   if (bytes.size() < 8) {
+    refuse_foreign(file_, bytes);
     throw TraceError(file_, "header length", "the file is shorter than the 8 bytes of the length",
                      kCopyAgain);
   }
   const auto header_bytes = load<std::uint64_t>(bytes, 0);
   if (header_bytes > kMaxHeaderBytes) {
+    refuse_foreign(file_, bytes);
     throw TraceError(file_, "header length",
                      std::to_string(header_bytes) + " bytes, more than the 64 MiB allowed",
                      kRewrite);
   }
   if (header_bytes > bytes.size() - 8) {
+    refuse_foreign(file_, bytes);
     throw TraceError(file_, "header length",
                      std::to_string(header_bytes) + " bytes, but only " +
                          std::to_string(bytes.size() - 8) + " follow",
@@ -118,6 +132,7 @@ SafetensorsFile::SafetensorsFile(std::string file, std::shared_ptr<const void> s
   try {
     header = parse_json(text);
   } catch (const JsonFault& fault) {
+    if (!file_kind(bytes).what.empty()) refuse_foreign(file_, bytes);
     throw TraceError(file_, "header", fault.wrong, kRewrite);
   }
   if (!header.is_object() || !text.starts_with('{')) {

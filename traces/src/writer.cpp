@@ -1,68 +1,13 @@
 #include "opd/trace/writer.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <system_error>
 
 #include "dtype.hpp"
 #include "json.hpp"
+#include "opd/trace/whole_file.hpp"
 
 namespace opd::trace {
 namespace {
-
-constexpr std::string_view kTarget = "check the folder, its permissions and the free space";
-
-[[noreturn]] void fail_to_write(const std::string& file, std::string_view action) {
-  throw TraceError(
-      file, "file",
-      "cannot be " + std::string(action) + " (" + std::generic_category().message(errno) + ")",
-      kTarget);
-}
-
-/// A file that is closed and removed unless it was renamed to its target.
-class Temporary {
- public:
-  explicit Temporary(const std::string& target) : target_(target), path_(target + ".XXXXXX") {
-    descriptor_ = ::mkostemp(path_.data(), O_CLOEXEC);
-    if (descriptor_ < 0) fail_to_write(target_, "created");
-  }
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
-  ~Temporary() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    if (!path_.empty()) ::unlink(path_.c_str());
-  }
-
-  void write(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t count = ::write(descriptor_, bytes.data(), bytes.size());
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) fail_to_write(target_, "written");
-      bytes = bytes.subspan(static_cast<std::size_t>(count));
-    }
-  }
-
-  void publish() {
-    // mkostemp gives 0600; a trace gets what open() would have given it.
-    const mode_t mask = ::umask(0);
-    ::umask(mask);
-    if (::fchmod(descriptor_, 0666 & ~mask) != 0 || ::fsync(descriptor_) != 0) {
-      fail_to_write(target_, "synchronised");
-    }
-    if (::rename(path_.c_str(), target_.c_str()) != 0) fail_to_write(target_, "renamed to");
-    path_.clear();
-  }
-
- private:
-  std::string target_;
-  std::string path_;
-  int descriptor_ = -1;
-};
 
 template <typename T>
 std::span<const std::byte> bytes_of(const std::vector<T>& values) {
@@ -180,9 +125,7 @@ std::vector<std::byte> serialize(const TraceContent& content, const std::string&
 
 void write(const TraceContent& content, const std::filesystem::path& path) {
   const std::vector<std::byte> bytes = serialize(content, path.string());
-  Temporary temporary(path.string());
-  temporary.write(bytes);
-  temporary.publish();
+  write_whole(path, bytes);
 }
 
 }  // namespace opd::trace

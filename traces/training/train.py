@@ -32,6 +32,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "sw_reference" / "python")]
 
 from corpus import check, record
 from loop import train
+from opd.arguments import Parser
 from opd.capture.errors import CaptureError
 from scenario import InputError, Scenario, read_scenarios
 from workloads.text import read_text
@@ -40,7 +41,7 @@ SCENARIOS = HERE / "scenarios"
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", action="append", required=True, metavar="NAME",
                         help="a table of the file, or all; may be repeated")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the traces, MANIFEST.json and labels.toml")

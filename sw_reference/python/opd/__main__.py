@@ -2,8 +2,14 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
+import signal
 import sys
+import traceback
+from collections.abc import Callable
+
+from opd.texts import suggestion
 
 # Name of the command -> its module, which has main(argv) and is imported only when it is called.
 COMMANDS = {
@@ -14,37 +20,106 @@ COMMANDS = {
 }
 
 
+INTERRUPTED = 130  # as a shell says it of a program that SIGINT ended
+PIPE_CLOSED = 141  # and of one that SIGPIPE ended
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit status, 2 for an unknown one."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
-        return importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
-    asked = arguments[:1] in (["-h"], ["--help"])
+        command = importlib.import_module(COMMANDS[arguments[0]][0])
+        _Interrupts.loading = False
+        return command.main(arguments[1:])
+    if arguments and arguments[0] not in ("-h", "--help"):
+        known = suggestion(arguments[0], COMMANDS, f"the commands are {', '.join(COMMANDS)}")
+        print(f"opd: {arguments[0]}: no such command; {known}", file=sys.stderr)
+        return 2
     text = "usage: python -m opd COMMAND ...\n\n" + "\n".join(f"  {name:10} {what}" for name, (_, what) in COMMANDS.items())
-    wrong = "" if asked or not arguments else f"python -m opd: unknown command '{arguments[0]}'\n\n"
-    print(wrong + text, file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+    print(text, file=sys.stdout if arguments else sys.stderr)
+    return 0 if arguments else 2
 
 
-def run() -> int | str | None:
-    """`main`, but a reader of the output that leaves early (`opd evaluate ... | head`) ends it in silence, as it does for others,
-    and an output that cannot be written is named."""
+def run(command: Callable[[], int] = main) -> int | str | None:
+    """The exit status of a command, whatever happens to it.
+
+    A reader of the output that leaves early (`opd evaluate ... | head`) ends it in silence, as it does for others; an output that
+    cannot be written is named; so is an interrupt, in one line. Status 1 stays a command's own: a failure that it did not foresee
+    is 2, with its traceback.
+    """
+    _occupy_closed_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored, behind nohup for instance
+        signal.signal(signal.SIGINT, _Interrupts.receive)
     try:
         try:
-            status = main()
+            status = command()
         except SystemExit as end:  # of argparse, after a help text for instance
             status = end.code
         sys.stdout.flush()
         return status
     except BrokenPipeError:
         _drop_output()
-        return 141
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return _interrupted()
     except OSError as error:
-        if error.filename is not None:
-            raise  # not of the output: a command names its own files
         _drop_output()
-        print(f"opd: standard output cannot be written ({error.strerror}); check the disk or the pipe behind it", file=sys.stderr)
+        if error.filename is not None:  # not of the output: a command names its own files
+            traceback.print_exc()
+        else:
+            print(f"opd: standard output cannot be written ({error.strerror}); check the disk or the pipe behind it", file=sys.stderr)
         return 2
+    except Exception:
+        if _Interrupts.received:  # extension modules turn it into errors of their own
+            return _interrupted()
+        _drop_output()
+        traceback.print_exc()
+        return 2
+
+
+class _Interrupts:
+    """SIGINT. While the modules of a command are loaded there is nothing to clean up, and an exception would come out of them as
+    somebody else's error, with a traceback."""
+    loading, received = True, False
+
+    @classmethod
+    def receive(cls, number: int, frame) -> None:
+        cls.received = True
+        if cls.loading:
+            os._exit(_interrupted())
+        signal.default_int_handler(number, frame)
+
+
+def _interrupted() -> int:
+    _drop_output()
+    print("opd: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+class _Forgiving(io.TextIOWrapper):
+    """Standard error. What cannot be written there is lost, and changes no exit status."""
+
+    def write(self, text: str) -> int:
+        try:
+            super().write(text)
+            super().flush()
+        except (OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        return len(text)
+
+
+def _occupy_closed_streams() -> None:
+    """A standard stream that is closed would lend its number to the next file that is opened. In its place: an input without a byte,
+    an output that cannot be written, an error that goes nowhere."""
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # takes the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = _Forgiving(io.BufferedWriter(io.FileIO(2, "w", closefd=False)), encoding="utf-8", errors="backslashreplace",
+                            line_buffering=True)
 
 
 def _drop_output() -> None:

@@ -4,10 +4,8 @@ The same rules as testbench/config_file.cpp. Everything here is plain JSON; noth
 """
 from __future__ import annotations
 
-import difflib
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import numpy as np
 from opd.files import write_whole
 from opd.registers import CONFIG_RANGE, CONFIG_RESET, PROFILES
 from opd.strict_json import JsonFault, parse_json
-from opd.texts import quoted
+from opd.texts import quoted, suggestion
 
 KEYS = ("format", "version", "profile", "config", "calibration")
 LARGEST_FILE = 1 << 20  # bytes
@@ -71,7 +69,7 @@ class DeviceConfig:
         try:
             write_whole(path, self.to_json().encode("ascii"))
         except OSError as error:
-            raise ConfigFileError(path, "file", f"cannot be written ({os.strerror(error.errno)})",
+            raise ConfigFileError(path, "file", f"cannot be written ({error.strerror})",
                                   "name a file in a writable folder with free space") from None
 
 
@@ -106,7 +104,7 @@ def parse(text: str, file: Path | str) -> DeviceConfig:
         fail("file", "is no JSON object", _WRITE_AGAIN)
     for key in content:
         if key not in KEYS:
-            fail(quoted(key), "is not known", _suggestion(key, KEYS, f"the keys are {', '.join(KEYS)}"))
+            fail(quoted(key), "is not known", suggestion(key, KEYS, f"the keys are {', '.join(KEYS)}"))
     if content.get("format") != "opd-config":
         fail("format", 'is not "opd-config"', "give a device configuration file")
     if type(content.get("version")) is not int or content["version"] != 1:
@@ -122,7 +120,7 @@ def parse(text: str, file: Path | str) -> DeviceConfig:
     for name, value in content["config"].items():
         if name not in CONFIG_RESET:
             fail(f"config.{quoted(name)}", "is no configuration field",
-                 _suggestion(name, tuple(CONFIG_RESET), "opd registers lists the fields"))
+                 suggestion(name, tuple(CONFIG_RESET), "opd registers lists the fields"))
         fields[name] = _checked(name, value, fail)
     return DeviceConfig(profile, fields, content.get("calibration"))
 
@@ -145,9 +143,3 @@ def _checked(name: str, value, fail) -> float:
 
 def _shown(name: str, value: float) -> str:
     return f"{np.float32(value):.8g}" if is_float(name) else str(value)
-
-
-def _suggestion(name: str, known: Sequence[str], otherwise: str) -> str:
-    """"did you mean NAME?" when a known name is near."""
-    near = difflib.get_close_matches(name[:64], known, 1, 0.75)
-    return f"did you mean {near[0]}?" if near else otherwise

@@ -1,4 +1,5 @@
-// Draws the plots of report.html from the JSON in #data (layout: opd/report.py, _trace_payload). No dependency but plotly.
+// Draws the plots of report.html from the JSON in #data (layout: opd/report.py, _trace_payload). No dependency but plotly
+// and page.js.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -14,7 +15,6 @@
   };
   const MODE_FILL = {STABLE: "rgba(230, 159, 0, 0.20)", SAFE: "rgba(200, 30, 30, 0.20)"};
   const MODE_SOLID = {STABLE: "#f8e3b8", SAFE: "#f2c3c1"};
-  const CONFIG = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"]};
   const FONT = {family: getComputedStyle(document.documentElement).fontFamily, size: 12, color: INK};
   const MARGIN_RIGHT = 96;
 
@@ -104,7 +104,7 @@
       yaxis: axis({range: [ops.length - 0.5, -0.5], showgrid: false, tickfont: {size: rowHeight < 9 ? 8 : 10}, fixedrange: true,
                    tickvals: labelled, ticktext: labelled.map(op => escape(shorten(trace.probes[op].name, LABEL_LENGTH)))}),
       legend: {orientation: "h", x: 0, y: 1, yanchor: "bottom", font: {size: 11}}, showlegend: true,
-    }, CONFIG);
+    }, PLOT_CONFIG);
   }
 
   // Runs of equal mode as coloured bands; a record's mode is in force until the operator's next record.
@@ -259,7 +259,7 @@
       if (key === "grad_norm" && Math.max(...positive) > 20 * Math.min(...positive)) Object.assign(yAxis(key), {type: "log", dtick: 1});
       yAxis(key).nticks = 4;
     }
-    Plotly.react(div, traces, layout, CONFIG);
+    Plotly.react(div, traces, layout, PLOT_CONFIG);
   }
 
   function facts(trace, op) {
@@ -323,7 +323,7 @@
       xaxis: axis({title: {text: "looked at every n-th step, n ="}, type: "category", showgrid: false}),
       yaxis: axis({title: {text: "lead (steps); labels: alarms per 1000"}, range: [0, 150]}),
       legend: {font: {size: 11}},
-    }, {...CONFIG, displayModeBar: false});
+    }, {...PLOT_CONFIG, displayModeBar: false});
   }
 
   // Paper cannot unfold the list of incidents.

@@ -8,7 +8,6 @@ arrays [P, S]; report.js draws the operator that is chosen. Definitions of all f
 """
 from __future__ import annotations
 
-import argparse
 import base64
 import html
 import json
@@ -18,8 +17,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from plotly.offline import get_plotlyjs
 
+from opd.arguments import Parser
+from opd.files import write_whole
+from opd.page import page
 from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode, Order
 from opd.trace import FORMATS, Trace, TraceError
 
@@ -65,7 +66,7 @@ def write(out_dir: str, trace_files: list[str]) -> str:
     }
     report = out / "report.html"
     try:
-        report.write_text(_page(out, summary, entries, payload), encoding="utf-8")
+        write_whole(report, _page(out, summary, entries, payload).encode())
     except OSError as error:
         raise ReportError(report, f"cannot be written ({error.strerror})", "check the folder and its free space") from None
     return str(report)
@@ -88,6 +89,8 @@ def _read_summary(file: Path) -> dict:
         raise ReportError(file, "is not JSON", _REPLAY_AGAIN) from None
     if not isinstance(summary, dict) or (summary.get("format"), summary.get("version")) != ("opd-summary", 1):
         raise ReportError(file, "is not an opd-summary of version 1", _REPLAY_AGAIN)
+    if "verdict" not in summary:
+        raise ReportError(file, "has no verdict", _REPLAY_AGAIN)
     return summary
 
 
@@ -268,9 +271,18 @@ def _verdict(out: Path, summary: dict) -> str:
             lines.append(f"<p><b>{_text(entry['name'])}</b>, first divergence: "
                          f"<code>{_text(entry['first_divergence']['text'])}</code>.{seen}</p>")
         return "".join(lines) + "</div>"
-    if not summary["records_compared"] and not summary["cycles_compared"]:
-        return (f'<div class="verdict idle"><p><strong>Nothing was compared.</strong> Only {_text(", ".join(paths) or "no path")} '
-                "ran; a comparison needs two paths.</p></div>")
+    lines = []
+    for entry in summary["traces"]:
+        if entry["verdict"] == "nothing compared":
+            lines.append(f"<p><b>{_text(entry['name'])}</b>: <strong>nothing was compared.</strong> Only "
+                         f"{_text(', '.join(entry['paths']) or 'no path')} ran; a comparison needs two paths.</p>")
+        elif entry["verdict"] == "path missing":
+            missing = "; ".join(f"{path}: {reason}" for path, reason in entry["paths_skipped"].items())
+            lines.append(f"<p><b>{_text(entry['name'])}</b>: <strong>a path that was asked for did not run</strong> "
+                         f"({_text(missing)}).</p>")
+    if lines or summary["verdict"] != "equal":
+        return ('<div class="verdict idle">' + ("".join(lines) or "<p><strong>Nothing was compared.</strong></p>") +
+                f"<p>{counts[0].upper() + counts[1:]}.</p></div>")
     return (f'<div class="verdict good"><p><strong>Equal.</strong> {_text(", ".join(paths))}: {counts}, '
             "<strong>0&nbsp;mismatches</strong>.</p></div>")
 
@@ -289,17 +301,25 @@ def _head(out: Path, summary: dict) -> str:
             f"{_verdict(out, summary)}<dl class=\"device\">{shown}</dl></header>")
 
 
+def _pair(entry: dict, comparison: dict) -> str:
+    """What the cross-check says of two paths; beside a mismatch, in how many records: it may have stopped the run."""
+    left, right = _text(comparison["left"]), _text(comparison["right"])
+    if comparison["mismatches"]:
+        return f"<b>{left}&thinsp;&ne;&thinsp;{right}</b>"
+    if not comparison["records"] and not comparison["events"]:
+        return f"{left}, {right} not compared"
+    return f"{left}&thinsp;=&thinsp;{right}" + (f" in {_count(comparison['records'], 'record')}" if entry["mismatches"] else "")
+
+
 def _crosscheck(summary: dict) -> str:
     rows, skipped = [], {}
     for entry in summary["traces"]:
         bad = "alert" if entry["mismatches"] else ""
-        pairs = ", ".join(f"{_text(c['left'])}&thinsp;=&thinsp;{_text(c['right'])}" if not c["mismatches"] else
-                          f"<b>{_text(c['left'])}&thinsp;&ne;&thinsp;{_text(c['right'])}</b>" for c in entry["comparisons"])
+        pairs = ", ".join(_pair(entry, comparison) for comparison in entry["comparisons"])
         rows.append((bad, [_text(entry["name"]), _label(entry["label"]), f"{entry['steps']:,}", f"{entry['probes']:,}",
                            f"{entry['operators_raw']:,}", f"{entry['operators_statistic']:,}", f"{entry['records_compared']:,}",
                            f"{entry['beats_compared']:,}", f"{entry['cycles_compared']:,}", f"{entry['events_compared']:,}",
-                           f"{entry['mismatches']:,}",
-                           pairs or DASH]))
+                           f"{entry['mismatches']:,}" if entry["verdict"] != "nothing compared" else DASH, pairs or DASH]))
         for skip in entry["paths_skipped"].items():
             skipped.setdefault(skip, []).append(entry["name"])
     if len(rows) > 1:
@@ -562,31 +582,20 @@ def _registers(config: dict) -> str:
 def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: dict) -> str:
     payload["lead_when_sampled"] = [{"name": entry["name"], "leads": entry["lead_when_sampled"]} for entry, _ in entries
                                     if entry["lead_when_sampled"]]
-    data = json.dumps(payload, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")  # no </script> inside
-    here = Path(__file__)
-    names = ", ".join(entry["name"] for entry, _ in entries)
-    # The policy lets the page load nothing, from nowhere.
-    return "".join([
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; script-src \'unsafe-inline\'; '
-        'style-src \'unsafe-inline\'; img-src data: blob:">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>opd replay: {_text(names)}</title>\n",
-        f"<style>\n{here.with_suffix('.css').read_text('ascii')}</style></head>\n<body>\n",
+    body = "".join([
         _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _synthesis(summary), "\n", _detection(summary), "\n",
         _engines(summary), "\n", _host(entries), "\n",
         "<noscript><p class=\"verdict idle\">The plots need JavaScript.</p></noscript>\n",
         "\n".join(_trace_section(i, entry, trace) for i, (entry, trace) in enumerate(entries)), "\n",
-        _registers(summary["config"]), "\n",
-        f'<script type="application/json" id="data">{data}</script>\n',
-        f"<script>{get_plotlyjs()}</script>\n",
-        f"<script>\n{here.with_suffix('.js').read_text('ascii')}</script>\n</body></html>\n",
-    ])
+        _registers(summary["config"])])
+    here = Path(__file__)
+    return page("opd replay: " + ", ".join(entry["name"] for entry, _ in entries), here.with_suffix(".css").read_text("ascii"), body,
+                json.dumps(payload, separators=(",", ":"), allow_nan=False), here.with_suffix(".js").read_text("ascii"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m opd.report", description="Write DIR/report.html from the files of a replay.",
-                                     epilog="Exit status: 0 written, 2 bad input.")
+    parser = Parser(prog="python -m opd.report", description="Write DIR/report.html from the files of a replay.",
+                    epilog="Exit status: 0 written, 2 bad input.")
     parser.add_argument("dir", metavar="DIR", help="folder that `opd replay --out` wrote")
     parser.add_argument("traces", metavar="TRACE", nargs="+", help="the traces that were replayed")
     options = parser.parse_args(arguments)

@@ -1,6 +1,9 @@
 """Text that comes from files, as messages and terminals may have it."""
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 def quoted(text: str) -> str:
     """Text from a file for an error message: in quotes, one line, printable ASCII, at most 64 bytes of it."""
@@ -12,3 +15,9 @@ def quoted(text: str) -> str:
 def printable(text: str) -> str:
     """Text whose names come from files: nothing of them reaches a terminal as a control sequence."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
+    """"did you mean NAME?" when a known name is near, else `otherwise`."""
+    near = difflib.get_close_matches(name[:64], list(known), 1, 0.75)
+    return f"did you mean {near[0]}?" if near else otherwise

@@ -22,7 +22,8 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from opd.files import write_whole
+from opd.file_kind import file_kind, is_foreign
+from opd.files import NotRegular, write_whole
 from opd.strict_json import JsonFault, parse_json
 from opd.texts import quoted
 from opd.trace_layout import COUNTS, KINDS, LABELS, MAX_PROBES, SERIES, VALUES
@@ -133,8 +134,10 @@ class Trace:
         data = self.to_bytes(file)
         try:
             write_whole(file, data)
+        except NotRegular as error:
+            raise TraceError(file, "file", error.strerror, "give the path of a file") from None
         except OSError as error:
-            raise TraceError(file, "file", f"cannot be written ({os.strerror(error.errno)})", _TARGET) from None
+            raise TraceError(file, "file", f"cannot be written ({error.strerror})", _TARGET) from None
 
 
 class TraceWriter:
@@ -289,21 +292,29 @@ def _read_container(data, file: str) -> tuple[dict[str, str], dict[str, _Tensor]
     def fail(field, wrong, remedy=_REWRITE):
         raise TraceError(file, field, wrong, remedy)
 
+    def refuse_foreign():
+        if is_foreign(view):
+            what, remedy = file_kind(view)
+            fail("file", "is not a safetensors file" + (f", but {what}" if what else ""), remedy)
+
     view = memoryview(data)
     if len(view) < 8:
+        refuse_foreign()
         fail("header length", "the file is shorter than the 8 bytes of the length", _COPY_AGAIN)
     header_bytes = int.from_bytes(view[:8], "little")
     if header_bytes > MAX_HEADER_BYTES:
+        refuse_foreign()
         fail("header length", f"{header_bytes} bytes, more than the 64 MiB allowed")
     if header_bytes > len(view) - 8:
+        refuse_foreign()
         fail("header length", f"{header_bytes} bytes, but only {len(view) - 8} follow", _COPY_AGAIN)
     body = view[8 + header_bytes:]
     try:
         header = parse_json(str(view[8:8 + header_bytes], "utf-8"))
-    except UnicodeDecodeError:
-        fail("header", "not valid JSON")
-    except JsonFault as fault:
-        fail("header", str(fault))
+    except (UnicodeDecodeError, JsonFault) as fault:
+        if file_kind(view).what:
+            refuse_foreign()
+        fail("header", str(fault) if isinstance(fault, JsonFault) else "not valid JSON")
     if not isinstance(header, dict) or view[8] != ord("{"):
         fail("header", "is not a JSON object that starts at its first byte")
 

@@ -408,7 +408,7 @@ def test_too_few_probe_steps_are_counted(tmp_path, capsys):
 # --- the file on the device ------------------------------------------------------------------------------------------------
 
 def replayed_alarms(traces, config, out) -> list[int]:
-    subprocess.run([PROGRAM, "replay", *map(str, traces), "--config", str(config), "--paths", "cpu", "--out", str(out)],
+    subprocess.run([PROGRAM, "replay", *map(str, traces), "--config", str(config), "--paths", "systemc-lt,cpu", "--out", str(out)],
                    check=True, capture_output=True, timeout=300)
     return [entry["detection"]["alarms"] for entry in json.loads((out / "summary.json").read_text())["traces"]]
 

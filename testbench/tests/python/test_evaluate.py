@@ -411,19 +411,23 @@ def test_bad_arguments_are_named(folder, capsys):
 
 
 def test_evaluation_that_cannot_be_written_leaves_the_one_before(folder, monkeypatch, capsys):
-    import opd.evaluate.command as command
+    import opd.files as files
     out = folder / "out"
     arguments = [str(folder / "run.safetensors"), "--out", str(out), "--detector", "nonfinite-only"]
     assert main(arguments) == 0
     before = {file.name: file.read_bytes() for file in out.iterdir()}
 
-    def full_disk(file, evaluation):
-        file.write_text("half a page")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    synchronised = []
+
+    def full_disk(descriptor):  # at the second file: the first is ready, and must not be there alone
+        synchronised.append(descriptor)
+        if len(synchronised) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "write_page", full_disk)
+        patch.setattr(files.os, "fsync", full_disk)
         assert main([*arguments, "--seed", "2"]) == 2
+    assert len(synchronised) == 2
     assert capsys.readouterr().err == (f"opd evaluate: {out}: cannot be written (No space left on device); check --out and its "
                                        "free space\n")
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before

@@ -277,7 +277,7 @@ def test_the_reference_gives_the_records_of_opd_replay(tmp_path, profile):
     statistics_only = tmp_path / "trace.safetensors"
     trace.raw, trace.raw_step = {}, None
     trace.write(statistics_only)
-    subprocess.run([PROGRAM, "replay", statistics_only, "--paths", "cpu", "--profile", profile, "--out", tmp_path / "out"],
+    subprocess.run([PROGRAM, "replay", statistics_only, "--paths", "systemc-lt,cpu", "--profile", profile, "--out", tmp_path / "out"],
                    check=True, capture_output=True, timeout=300)
     replayed = read_records(tmp_path / "out" / f"{trace.name}.cpu.records")
     config = PROFILES[profile]
@@ -294,7 +294,7 @@ def test_the_reference_gives_the_records_of_opd_replay(tmp_path, profile):
 def test_lead_and_alarms_are_those_of_opd_replay(tmp_path):
     if not PROGRAM.exists():
         pytest.skip(f"{PROGRAM} is absent (OPD_PROGRAM names another)")
-    subprocess.run([PROGRAM, "replay", *CAPTURED, "--paths", "cpu", "--out", tmp_path], check=True, capture_output=True,
+    subprocess.run([PROGRAM, "replay", *CAPTURED, "--paths", "systemc-lt,cpu", "--out", tmp_path], check=True, capture_output=True,
                    timeout=300)
     summary = json.loads((tmp_path / "summary.json").read_text())
     compared = 0

@@ -1,5 +1,6 @@
 """opd.report: the page is one file, says what the summary says, and holds the numbers of the records."""
 import base64
+import hashlib
 import json
 import re
 import shutil
@@ -71,7 +72,7 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
         "probes": len(PROBES), "operators_raw": 3, "operators_statistic": 21, "raw_bytes": 192,
         "paths": ["rtl", "systemc", "cpu"], "paths_skipped": {"cuda": "no <CUDA> device"},
         "records_compared": len(records), "beats_compared": 12345, "cycles_compared": 67890, "events_compared": 246,
-        "mismatches": 0,
+        "mismatches": 0, "verdict": "equal",
         "comparisons": [{"left": "rtl", "right": other, "records": len(records), "events": 246, "mismatches": 0} for other in ("systemc", "cpu")],
         "lead_steps": 8, "first_incident": incident, "incidents": [incident],
         "detection": {"probe_steps": len(records), "alarms": 4321, "alarms_per_1000": 17.25, "records_with_alarm_flags": 9,
@@ -124,7 +125,8 @@ class Replay:
                                                    "mismatches")}
         device = {"num_ops": 256, "datapath_width": 512, "num_streams": 4, "queue_depth": 8, "counter_width": 32, "event_depth": 16,
                   "forecast_engine": True, "published_engine": True}
-        summary = {"format": "opd-summary", "version": 1, "device": device, "profile": "published", "config": self.config, "traces": [self.entry], **totals}
+        summary = {"format": "opd-summary", "version": 1, "device": device, "profile": "published", "config": self.config, "traces": [self.entry], **totals,
+                   "verdict": self.entry["verdict"]}
         (self.out / "summary.json").write_text(json.dumps(summary))
         path = write(str(self.out), [self.file])
         assert path == str(self.out / "report.html")
@@ -176,7 +178,12 @@ def test_page_loads_nothing(replay):
     policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
     assert sum("Plotly" in text and len(text) > 1_000_000 for _, text in page.scripts) == 1
-    assert len(page.scripts) == 3
+    assert len(page.scripts) == 4  # data, what closes the page, plotly, the page's own
+    for directive in ("connect-src 'none'", "form-action 'none'", "base-uri 'none'"):
+        assert directive in policy.split("; ")
+    allowed = re.search("script-src ([^;]*)", policy)[1].split()
+    found = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for _, text in page.scripts[1:]]
+    assert allowed == found
 
 
 def test_payload_holds_the_numbers_of_the_records(replay):
@@ -232,7 +239,7 @@ def test_names_are_escaped(replay):
 
 def test_divergence_is_named(replay):
     text = "op 1 (x), step 11, seq 5: risk: rtl = 3, cpu = <4>; cycle 99, last beat at cycle 95"
-    replay.entry.update(mismatches=2, first_divergence={"text": text})
+    replay.entry.update(mismatches=2, verdict="mismatch", first_divergence={"text": text})
     replay.entry["comparisons"][1]["mismatches"] = 2
     replay.config["quiet_steps"] = 32
     replay.entry["waveform"] = "small.fst"
@@ -243,16 +250,69 @@ def test_divergence_is_named(replay):
 
 
 def test_one_path_compares_nothing(replay):
-    replay.entry.update(paths=["rtl"], comparisons=[], records_compared=0, beats_compared=0, cycles_compared=0)
+    replay.entry.update(paths=["rtl"], comparisons=[], records_compared=0, beats_compared=0, cycles_compared=0,
+                        verdict="nothing compared")
     page = Page(replay.write())
-    assert "Nothing was compared." in page.words
+    assert "small : nothing was compared. Only rtl ran" in page.words
+    assert ("div", {"class": "verdict idle"}) in page.tags and "mismatches" not in page.words.split("Cross-check")[0]
     assert page.payload["traces"][0]["path"] == "rtl"
     baseline = decode(page.payload["traces"][0]["baseline_log2"], "<f4", len(PROBES), len(STEPS))
     assert np.isnan(baseline).all()  # the baseline file belongs to the cpu path
 
 
+def test_a_path_that_was_asked_for_and_did_not_run(replay):
+    replay.entry.update(verdict="path missing", paths_skipped={"cuda": "no <CUDA> device"})
+    page = Page(replay.write())
+    assert ("div", {"class": "verdict idle"}) in page.tags
+    assert "small : a path that was asked for did not run (cuda: no <CUDA> device)" in page.words
+
+
+def test_pairs_beside_a_mismatch_say_what_was_compared(replay):
+    """A mismatch of pins stops the run: the others are compared up to there, or not at all."""
+    replay.entry.update(mismatches=1, verdict="mismatch", first_divergence={"text": "x"}, comparisons=[
+        {"left": "rtl", "right": "systemc", "records": 7, "events": 0, "mismatches": 1},
+        {"left": "rtl", "right": "cpu", "records": 7, "events": 0, "mismatches": 0},
+        {"left": "rtl", "right": "systemc-lt", "records": 0, "events": 0, "mismatches": 0}])
+    words = Page(replay.write()).words
+    assert "rtl \u2260 systemc , rtl = cpu in 7 records, rtl, systemc-lt not compared" in words, words[words.index("rtl \u2260"):][:90]
+
+
+def test_a_summary_without_a_verdict_is_refused(replay):
+    replay.write()
+    summary = json.loads((replay.out / "summary.json").read_text())
+    del summary["verdict"]
+    (replay.out / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ReportError, match="has no verdict; run `opd replay` again"):
+        write(str(replay.out), [replay.file])
+
+
+@pytest.mark.parametrize("what", ["/dev/full", "fifo"])
+def test_a_page_that_cannot_be_written_leaves_the_one_before(replay, what, monkeypatch):
+    """A full disk, and a target that is no file: no cut page, and nothing in the place of a device."""
+    import errno
+    import os
+
+    before = replay.write()
+    if what == "fifo":
+        (replay.out / "report.html").unlink()
+        os.mkfifo(replay.out / "report.html")
+        with pytest.raises(ReportError, match="is not a regular file"):
+            replay.write()
+        assert (replay.out / "report.html").is_fifo()
+        return
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ReportError, match="No space left"):
+        replay.write()
+    assert (replay.out / "report.html").read_text("utf-8") == before
+    assert not list(replay.out.glob("report.html.*"))
+
+
 def test_no_path_and_no_incident(replay):
-    replay.entry.update(paths=[], comparisons=[], reaction_and_overhead=[], records_compared=0, first_incident=None, incidents=[],
+    replay.entry.update(paths=[], comparisons=[], reaction_and_overhead=[], records_compared=0, verdict="nothing compared", first_incident=None, incidents=[],
                         lead_when_sampled=[], engines=[], host=None)
     page = Page(replay.write())
     assert "there are no records to draw" in page.words

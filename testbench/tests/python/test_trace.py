@@ -192,6 +192,14 @@ def test_failed_write_leaves_the_target_alone(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.trace", "folder"]
 
 
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for target in (tmp_path / "fifo", tmp_path / "link", Path("/dev/full")):
+        assert error_of(lambda: sample().write(target)) == f"{target}: file: is not a regular file; give the path of a file"
+    assert (tmp_path / "fifo").is_fifo() and (tmp_path / "link").is_symlink() and Path("/dev/full").is_char_device()
+
+
 def edited(**members) -> Trace:
     trace = sample()
     for member, value in members.items():
@@ -302,7 +310,7 @@ def test_element_statistics(name):
 def test_both_readers_say_the_same_of_every_broken_rule(tmp_path):
     tool("bad", tmp_path)
     paths = sorted(tmp_path.glob("*.trace"))
-    assert len(paths) >= 130
+    assert len(paths) >= 160
     differences = {}
     for path in paths:
         expected = f"{path}: {path.with_suffix('.error').read_text()}"

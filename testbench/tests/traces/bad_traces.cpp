@@ -1,6 +1,8 @@
 #include "bad_traces.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <stdexcept>
@@ -15,6 +17,11 @@ using trace::TensorView;
 
 const std::string kRewrite = "; write the file with opd.trace or a safetensors library";
 const std::string kCopyAgain = "; the file is damaged or cut off: copy or capture it again";
+const std::string kGive =
+    "give a trace (docs/formats.md); opd import makes traces of what other tools write";
+const std::string kUnpack = "unpack it, and give the trace that is in it";
+const std::string kConvert =
+    "capture a trace (docs/capture.md); opd import reads tensors of .npz and .safetensors files";
 const std::string kCapture = "; capture the trace again with opd.trace";
 
 struct OwnedTensor {
@@ -145,6 +152,67 @@ std::vector<BadTrace> bad_traces() {
   bytes_case("number_overflow", only_header("{\"a\":1e999}"), "header: not valid JSON" + kRewrite);
   bytes_case("json_nan", only_header("{\"a\":NaN}"), "header: not valid JSON" + kRewrite);
   bytes_case("pickle", only_header("\x80\x04\x95"), "header: not valid JSON" + kRewrite);
+
+  // Other kinds of files: what they are, and not what their first bytes would mean as a length.
+  const auto foreign_case = [&](std::string name, std::string_view head, const std::string& what,
+                                const std::string& remedy) {
+    const bool padded = remedy == kUnpack || remedy == kConvert;  // else text ends as it does
+    std::vector<std::byte> bytes(padded ? std::max<std::size_t>(head.size(), 600) : head.size());
+    std::memcpy(bytes.data(), head.data(), head.size());
+    bytes_case(
+        "foreign_" + name, std::move(bytes),
+        "file: is not a safetensors file" + (what.empty() ? "" : ", but " + what) + "; " + remedy);
+  };
+  using namespace std::string_view_literals;  // some hold a zero byte
+  foreign_case("text", "# A page\nof some words.\n", "text", kGive);
+  foreign_case("short_text", "hello\n", "text", kGive);
+  foreign_case("eight_bytes", "12345678", "text", kGive);
+  foreign_case("coloured_text", "\x1b[31mloss 2.5\x1b[0m\n", "text", kGive);
+  foreign_case("utf8_text", "\xE2\x82\xAC is a letter too\n", "text", kGive);
+  foreign_case("utf16_text", "\xFF\xFEs\0t\0e\0p\0\n\0"sv, "UTF-16 text", kGive);
+  foreign_case("json", "{\"loss\":{\"step 1\": 2.5}}", "JSON text", kGive);
+  foreign_case("json_lines", "  [1, 2, 3, 4, 5]\n", "JSON text", kGive);
+  foreign_case("html", "\n<!DOCTYPE html><html><body>Log in</body></html>", "an HTML page",
+               "download the file itself");
+  foreign_case("html_without_type", "<HTML><body>Log in</body></html>", "an HTML page",
+               "download the file itself");
+  foreign_case(
+      "lfs", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n" + std::string(600, '\n'),
+      "a Git LFS pointer", "fetch the file itself with git lfs pull");
+  foreign_case("gzip", "\x1F\x8B\x08\x08\x11\x22\x33\x44\0\x03x"sv, "gzip data", kUnpack);
+  foreign_case("gzip_without_time", "\x1F\x8B\x08\0\0\0\0\0\0\x03x"sv, "gzip data", kUnpack);
+  foreign_case("zstandard", "\x28\xB5\x2F\xFD\0\0\0\0x"sv, "Zstandard data", kUnpack);
+  foreign_case("xz",
+               "\xFD"
+               "7zXZ\0\0\x04x"sv,
+               "xz data", kUnpack);
+  foreign_case("bzip2", "BZh91AY&SY\x01", "bzip2 data", kUnpack);
+  foreign_case("tar", "name" + std::string(253, '\0') + "ustar", "a tar archive", kUnpack);
+  const auto zip = [](std::string_view member) {
+    std::string head = "PK\x03\x04" + std::string(26, '\0') + std::string(member);
+    head[26] = static_cast<char>(member.size());
+    return head;
+  };
+  foreign_case("zip", zip("notes.txt"), "a zip archive", kUnpack);
+  foreign_case("empty_zip", "PK\x05\x06" + std::string(18, '\0'), "a zip archive", kUnpack);
+  foreign_case("npz", zip("max_abs.npy"), "a NumPy archive (.npz)", kConvert);
+  foreign_case("torch", zip("model/data.pkl"), "a PyTorch checkpoint", kConvert);
+  foreign_case("npy", "\x93NUMPY\x01\0v\0{'descr'"sv, "a NumPy array (.npy)", kConvert);
+  foreign_case("hdf5", "\x89HDF\r\n\x1A\n\0"sv, "an HDF5 file", kConvert);
+  foreign_case("pickle", "\x80\x04\x95\x11\0\0\0\0\0\0\0}"sv, "a Python pickle", kConvert);
+  foreign_case("journal", "opdjH\x10\0\0\0\0\0\0\0"sv, "the journal of a capture",
+               "opd capture --recover makes a trace of it");
+  foreign_case("event_file",
+               "\x18\0\0\0\0\0\0\0\xA3\x7FK\x22\x09\0\0\x1A\x0D"
+               "brain.Event:2"sv,
+               "a TensorBoard event file", kGive);
+  foreign_case("parquet", "PAR1\x15\x04\x15\x10\x15"sv, "a Parquet file", kGive);
+  foreign_case("sqlite", "SQLite format 3\0\x10"sv, "an SQLite database", kGive);
+  foreign_case("unknown",
+               "\x7F"
+               "ELF\x02\x01\x01\0\0\0\0\0"sv,
+               "", kGive);
+
   bytes_case("header_list", only_header("[]"),
              "header: is not a JSON object that starts at its first byte" + kRewrite);
   bytes_case("header_leading_space", with_header(good, " " + header),
@@ -266,10 +334,10 @@ std::vector<BadTrace> bad_traces() {
   metadata_case(
       "name_path", "name", "../a\n\x7F",
       "name: \"../a\\x0a\\x7f\" is not a short name; use letters, digits, '_', '.' and '-' only");
-  metadata_case(
-      "label_unknown", "label", std::string(100, 'x'),
-      "label: \"" + std::string(64, 'x') +
-          "...\" is not a label; use healthy, near-limit, gradual, sudden, injected or data");
+  metadata_case("label_unknown", "label", std::string(100, 'x'),
+                "label: \"" + std::string(64, 'x') +
+                    "...\" is not a label; use healthy, stressed, near-limit, gradual, sudden, "
+                    "saturating, injected, data or unknown");
   metadata_case("manifest_text", "manifest", "none", "manifest: not valid JSON" + kCapture);
   metadata_case("manifest_list", "manifest", "[]", "manifest: not a JSON object" + kCapture);
   metadata_case("manifest_duplicate", "manifest", R"({"a":{"b":1,"b":2}})",

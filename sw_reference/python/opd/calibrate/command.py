@@ -5,12 +5,12 @@ the rate cannot be promised (the file is written all the same, and says so); 2 f
 """
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from opd.arguments import Parser
 from opd.calibrate.calibration import calibrate
 from opd.calibrate.evidence import Subject
 from opd.calibrate.tables import text
@@ -26,8 +26,8 @@ NOT_PROMISED = 3
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="opd calibrate", description="Propose register settings from healthy runs for a "
-                                     "wanted rate of false alarms (docs/calibration.md).")
+    parser = Parser(prog="opd calibrate", description="Propose register settings from healthy runs for a "
+                    "wanted rate of false alarms (docs/calibration.md).")
     parser.add_argument("paths", nargs="+", metavar="TRACE|FOLDER",
                         help="healthy runs, and near-limit ones, which are reported apart; of a folder those of its "
                              "*.safetensors that are labelled so")

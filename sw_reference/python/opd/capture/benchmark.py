@@ -31,6 +31,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from opd.arguments import Parser
 from opd.capture.session import Capture
 
 
@@ -249,7 +250,7 @@ def measure(options: argparse.Namespace) -> list[Run]:
 
 def main(argv: list[str] | None = None) -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(prog="opd capture --bench", description=__doc__.partition("\n")[0])
+    parser = Parser(prog="opd capture --bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--pretrained", metavar="FOLDER",
                         help="a model that Hugging Face's AutoModel reads, instead of one of the following size")
     parser.add_argument("--layers", type=int, default=4)

@@ -14,6 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from opd.arguments import Parser
 from opd.capture import launcher
 from opd.capture.errors import CaptureError
 from opd.capture.recovery import recover
@@ -22,7 +23,7 @@ from opd.trace import TraceError
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="opd capture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="opd capture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", "-o", metavar="FILE", help="the trace (default: capture.safetensors); with ranks FILE.rankN")
     parser.add_argument("--probes", default="key", metavar="LIST",
                         help="groups and patterns: key, all, logits, softmax, norm, weight, allreduce, output, gradient, moment, "

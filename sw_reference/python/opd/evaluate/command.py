@@ -5,16 +5,14 @@ bad input: then nothing is written.
 """
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from opd import device_config
+from opd.arguments import Parser
 from opd.device_config import ConfigFileError
 from opd.evaluate import all_detectors
 from opd.evaluate.corpus import LABELS_FILE, SPLITS, UNASSIGNED, CorpusError, Run, Runs, find_traces
@@ -24,8 +22,9 @@ from opd.evaluate.goals import reached
 from opd.evaluate.log import Alarm
 from opd.evaluate.metrics import LEAD_WINDOW, WARM_UP, RunResult, assess, event_step, first_incident, first_nonfinite
 from opd.evaluate.reference import Configured, ReferenceMissing
-from opd.evaluate.report import write_page
+from opd.evaluate.report import page_of
 from opd.evaluate.tables import per_run, text
+from opd.files import write_all_whole
 from opd.texts import printable
 from opd.trace import KINDS, LABELS, TraceError
 
@@ -34,8 +33,8 @@ ALL = "all"  # the split of a table over every run
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="opd evaluate",
-                                     description="Hold detectors against a corpus of traces (docs/evaluation.md).")
+    parser = Parser(prog="opd evaluate",
+                    description="Hold detectors against a corpus of traces (docs/evaluation.md).")
     parser.add_argument("paths", nargs="+", metavar="TRACE|FOLDER", help="traces; of a folder its *.safetensors")
     parser.add_argument("--labels", metavar="FILE", help=f"labels of the traces (default: {LABELS_FILE} beside each)")
     parser.add_argument("--kind", action="append", choices=KINDS,
@@ -70,11 +69,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _write(out: Path, evaluation: dict) -> None:
     """Both files, each as a whole: what an earlier evaluation wrote stays there until they are ready. Raises OSError."""
-    with tempfile.TemporaryDirectory(prefix=".evaluation.", dir=out) as fresh:
-        (Path(fresh) / "evaluation.json").write_text(json.dumps(evaluation, indent=1, allow_nan=False) + "\n", encoding="ascii")
-        write_page(Path(fresh) / "evaluation.html", evaluation)
-        for name in ("evaluation.html", "evaluation.json"):
-            os.replace(Path(fresh) / name, out / name)
+    content = json.dumps(evaluation, indent=1, allow_nan=False) + "\n"
+    write_all_whole({out / "evaluation.html": page_of(evaluation).encode(), out / "evaluation.json": content.encode("ascii")})
 
 
 def evaluate(paths: Sequence[str], labels_file: str | None = None, kinds: Sequence[str] | None = None,

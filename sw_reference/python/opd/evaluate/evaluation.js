@@ -1,11 +1,11 @@
-// Draws the ROC of evaluation.html from the JSON in #data (layout: opd/evaluate/report.py, _figures). No dependency but plotly.
+// Draws the ROC of evaluation.html from the JSON in #data (layout: opd/evaluate/report.py, _figures). No dependency but plotly
+// and page.js.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const axis = extra => ({gridcolor: "#e8ecf0", zeroline: false, linecolor: "#9aa6b2", ticks: "outside", ticklen: 3,
                           tickcolor: "#9aa6b2", ...extra});
   const font = {family: getComputedStyle(document.documentElement).fontFamily, size: 12, color: "#1a2433"};
-  const config = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"]};
 
   // The sweep of a detector, and its published setting as a larger mark on it.
   const draw = line => [
@@ -23,7 +23,7 @@
       xaxis: axis({type: "log", range: [Math.log10(figure.floor) - 0.1, 3.1], exponentformat: "none", dtick: 1,
                    title: {text: "false alarms per 1000 probe-steps, " + figure.runs}}),
       yaxis: axis({range: [-0.04, 1.04], title: {text: "recall"}}), legend: {font: {size: 11}},
-    }, config);
+    }, PLOT_CONFIG);
   }
   document.documentElement.dataset.drawn = "yes";
 })();

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from plotly.offline import get_plotlyjs
 
 from opd.evaluate.tables import REACHED, absences
+from opd.page import page
 from opd.trace import LABELS
 
 STYLE = Path(__file__).resolve().parents[1] / "report.css"
@@ -170,8 +170,8 @@ def _figures(split: str, entries: Sequence[dict]) -> list[dict]:
     return figures
 
 
-def write_page(file: Path, evaluation: dict) -> None:
-    """Writes evaluation.html. Raises OSError."""
+def page_of(evaluation: dict) -> str:
+    """The text of evaluation.html."""
     sections, figures = [], []
     for split in dict.fromkeys(entry["split"] for entry in evaluation["detectors"]):
         entries = [entry for entry in evaluation["detectors"] if entry["split"] == split]
@@ -190,9 +190,7 @@ def write_page(file: Path, evaluation: dict) -> None:
     first = [entry for entry in evaluation["detectors"] if entry["split"] == evaluation["detectors"][0]["split"]]
     absent = "".join(f"<li>{_text(sentence)}</li>" for sentence in absences(evaluation))
     count = len(evaluation["runs"])
-    page = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>opd evaluation</title>',
-        f'<style>{STYLE.read_text(encoding="utf-8")}{OWN_STYLE.read_text(encoding="utf-8")}</style></head><body>',
+    body = [
         f'<h1>Detectors on {count} {"run" if count == 1 else "runs"}</h1>',
         f'<p class="sub">Definitions: docs/evaluation.md. Intervals are {100 * evaluation["confidence"]:g} %: exact '
         f'(Clopper-Pearson) for recall, bootstrap over runs for the rest, seed {evaluation["seed"]}; a figure of fewer than '
@@ -206,7 +204,6 @@ def write_page(file: Path, evaluation: dict) -> None:
         "<section><h2>Runs</h2>", _matrix(evaluation["runs"]),
         '<p class="note">Runs with an incident: lead in steps (0: a miss), u: an operator upstream raised an alarm in the same '
         "step. The others: alarms per 1000 probe-steps, warm-up included. &ndash;: not enough samples for a verdict.</p>",
-        _runs(evaluation["runs"]), "</section>",
-        f'<script type="application/json" id="data">{json.dumps(figures).replace("<", chr(92) + "u003c")}</script>',
-        f'<script>{get_plotlyjs()}</script><script>{SCRIPT.read_text(encoding="utf-8")}</script></body></html>\n']
-    file.write_text("\n".join(page), encoding="utf-8")
+        _runs(evaluation["runs"]), "</section>"]
+    return page("opd evaluation", STYLE.read_text("ascii") + OWN_STYLE.read_text("ascii"), "\n".join(body), json.dumps(figures),
+                SCRIPT.read_text("ascii"))

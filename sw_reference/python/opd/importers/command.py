@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from opd.arguments import Parser
 from opd.importers import IMPORTERS, ImportFault, Options, import_file, import_joined
 from opd.importers.run import Imported, short_name
 from opd.texts import printable
@@ -23,7 +24,7 @@ SUFFIX = ".safetensors"
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="opd import", description="Make traces of telemetry that other tools wrote (docs/importing.md).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="formats:\n" + "\n".join(f"  {name:16} {importer.WHAT}" for name, importer in IMPORTERS.items()))
