@@ -20,12 +20,18 @@ import pytest
 from opd.evaluate.reference import ReferenceMissing, module
 from opd.registers import CONFIG_RESET
 from opd.report import RECORD
-from opd.trace import Probe, Trace, TraceWriter, element_statistics
+from opd.trace import FORMATS, Probe, Trace, TraceWriter, element_statistics
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(os.environ.get("OPD_PROGRAM", ROOT / "build" / "opd"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("[a-z]*/README.md")])
 SUMMARY_PAGE, METRICS, EVALUATION = ROOT / "docs/formats.md", ROOT / "docs/metrics.md", ROOT / "docs/evaluation.md"
+
+try:
+    module()
+    BUILT = True
+except ReferenceMissing:
+    BUILT = False
 
 needs_program = pytest.mark.skipif(not PROGRAM.exists(), reason="the opd program is not built (scripts/setup)")
 
@@ -155,8 +161,28 @@ def raw_elements(trace: Trace) -> tuple[int, int]:
     return sum(len(rows) for rows in trace.raw.values()), sum(rows.nbytes for rows in trace.raw.values())
 
 
+def captured(name: str) -> Trace:
+    return Trace.read(ROOT / f"traces/captured/{name}.safetensors")
+
+
 def overflow_trace() -> Trace:
-    return Trace.read(ROOT / "traces/captured/qk_overflow.safetensors")
+    return captured("qk_overflow")
+
+
+def headroom(trace: Trace, kind: str) -> np.ndarray:
+    """[S]: bits between the largest magnitude of all probes of a kind and the limit of its format, finite samples only."""
+    limit = np.array([FORMATS[probe.format].max_value for probe in trace.probes], np.float64)
+    with np.errstate(divide="ignore"):
+        bits = np.log2(limit) - np.log2(trace.max_abs.astype(np.float64))
+    return bits[:, [probe.kind == kind for probe in trace.probes]].min(axis=1)
+
+
+def steps_below_4_bits() -> int:
+    """In a row, right before the overflow, in its operator."""
+    trace = overflow_trace()
+    op = [probe.name for probe in trace.probes].index("block.2.attn.qk")
+    before = trace.max_abs[:int(np.flatnonzero(trace.nonfinite[:, op])[0]), op] > 65504 / 16
+    return len(before) if before.all() else int(np.argmin(before[::-1]))
 
 
 def number(value: int) -> str:
@@ -175,6 +201,14 @@ FIGURES = [
     ("docs/performance.md", r"operators of ([0-9]+) kB\non average", lambda: f"{raw_elements(overflow_trace())[1] / raw_elements(overflow_trace())[0] / 1e3:.0f}"),
     ("traces/README.md", r"all forward outputs \(([0-9.]+) MB",
      lambda: f"{sum(raw_elements(Trace.read(file))[1] for file in (ROOT / 'traces/captured').glob('*.safetensors')) / 1e6:.1f}"),
+    ("traces/README.md", r"all forward outputs \([0-9.]+ MB, ([0-9,]+) beats",
+     lambda: number(sum(-(-row.nbytes // 64) for file in (ROOT / "traces/captured").glob("*.safetensors") for rows in Trace.read(file).raw.values() for row in rows))),
+    ("traces/README.md", r"at least ([0-9.]+) bits of headroom forward", lambda: f"{headroom(captured('healthy'), 'activation').min():.1f}"),
+    ("traces/README.md", r"forward and ([0-9.]+) bits in the scaled gradients", lambda: f"{headroom(captured('healthy'), 'gradient').min():.1f}"),
+    ("traces/README.md", r"`attn.qk` stays ([0-9.]+) to 4 bits below", lambda: f"{headroom(captured('near_limit'), 'activation').min():.1f}"),
+    ("traces/README.md", r"for ([0-9]+) of 500 steps", lambda: number(int((headroom(captured("near_limit"), "activation") < 4).sum()))),
+    ("traces/README.md", r"come as close as ([0-9.]+) bits", lambda: f"{headroom(captured('near_limit'), 'gradient').min():.1f}"),
+    ("traces/README.md", r"creeps up for ([0-9]+) steps below 4 bits", lambda: number(steps_below_4_bits())),
     ("docs/metrics.md", r"The sum is ([0-9.]+) µs", lambda: f"{sum(float(row[1].split()[0]) for row in cells(METRICS.read_text()) if row[1].endswith('µs')):.1f}"),
     ("docs/architecture.md", r"use the new mode: ([0-9]+) with both engines", lambda: number(script("measured_tables").REACTION["both engines"])),
     ("docs/architecture.md", r"with both engines, ([0-9]+) with the\s+forecast engine alone\.", lambda: number(script("measured_tables").REACTION["forecast engine"])),
@@ -185,6 +219,33 @@ FIGURES = [
 def test_a_figure_in_the_text_is_the_one_that_is_counted(page, words, value):
     found = re.findall(words, (ROOT / page).read_text(encoding="utf-8"))
     assert found == [value()]
+
+
+def simulated() -> dict[str, set[int]]:
+    """Values of the parameters of opd_top in the Verilated devices: those named, and else the defaults of the module."""
+    module_text = (ROOT / "rtl/opd_top.sv").read_text()
+    default = {name: int(re.sub(r".*'[bd]", "", value)) for name, value in re.findall(r"^  parameter .*?(\w+) *= *([\w']+)", module_text, re.MULTILINE)}
+    cmake = (ROOT / "rtl/CMakeLists.txt").read_text()
+    values: dict[str, set[int]] = {name: set() for name in default}
+    devices = re.findall(r"^opd_add_verilated\(\w+ \w+ opd_top\b(.*?)\)$", cmake, re.MULTILINE | re.DOTALL)
+    assert len(devices) > 3
+    for device in devices:
+        given = dict(re.findall(r"(\w+)=([0-9]+)", device))
+        for name in default:
+            values[name].add(int(given.get(name, default[name])))
+    return values
+
+
+def test_values_that_are_simulated_are_those_of_the_page():
+    rows = list(cells(section((ROOT / "docs/architecture.md").read_text(), "Parameters")))
+    assert {row[0]: {int(value) for value in row[4].split(",")} for row in rows} == simulated()
+
+
+@pytest.mark.skipif(not BUILT, reason="opd._reference is not built (target opd_python)")
+def test_the_calibration_of_the_page_is_what_the_program_makes_of_the_corpus():
+    result = subprocess.run([sys.executable, ROOT / "scripts/calibration_tables", "--check"], capture_output=True, text=True, timeout=900, check=False)
+    assert result.returncode == 0, f"run scripts/calibration_tables\n{result.stdout}{result.stderr}"
+    assert "as committed" in result.stdout
 
 
 # --- retired claims --------------------------------------------------------------------------------------------------------
@@ -343,38 +404,35 @@ def test_metrics_names_keys_of_the_summary(summaries):
     assert unknown_names(text + " `reread_energy_nanojoule_per_operator` ", known | others) == {"reread_energy_nanojoule_per_operator"}
 
 
-NAMED_BY_VALUE = {"recall_by_class", "operations_by_kind", "settings"}  # their keys are classes, operations, thresholds
+NAMED_BY_VALUE = {"recall_by_class", "operations_by_kind", "settings",  # their keys are classes, operations, thresholds,
+                  "fields", "raised_by_flag"}  # registers, flags
 
 
-def keys_of_evaluation(value) -> set[str]:
+def key_names(value) -> set[str]:
+    """Names of all keys below a JSON value."""
     if isinstance(value, list):
-        return set().union(*map(keys_of_evaluation, value))
+        return set().union(*map(key_names, value))
     if not isinstance(value, dict):
         return set()
     found = set(value)
     for key, inner in value.items():
-        if key in NAMED_BY_VALUE:
-            found |= set().union(*(keys_of_evaluation(part) for part in inner.values()))
-        else:
-            found |= keys_of_evaluation(inner)
+        found |= set().union(*map(key_names, inner.values())) if key in NAMED_BY_VALUE else key_names(inner)
     return found
 
 
-def wrong_names_of_evaluation(text: str, evaluation: dict) -> list[str]:
+def wrong_names(text: str, content: dict) -> list[str]:
     """Like wrong_keys, by name alone. `_interval` beside a key documents its interval."""
     told = {part.removesuffix("[]") for row in cells(text) for cell in row[:2] for name in quoted(cell) for part in name.split(".")}
     told |= {part for name in quoted(text.partition("|")[0]) for part in name.split(".")}
     told = {name for name in told if re.fullmatch(r"[a-z][a-z0-9_]*", name)}
-    keys = keys_of_evaluation(evaluation)
+    keys = key_names(content)
     intervals = {f"{name.removesuffix('_per_1000')}_interval" for name in told} if "`_interval`" in text else set()
     return [f"{name}: not documented" for name in sorted(keys - told - intervals)] + [f"{name}: documented, and not there" for name in sorted(told - keys)]
 
 
 @pytest.fixture(scope="module")
 def evaluation(tmp_path_factory) -> dict:
-    try:
-        module()
-    except ReferenceMissing:
+    if not BUILT:
         pytest.skip("opd._reference is not built (target opd_python)")
     from opd.evaluate.command import evaluate
 
@@ -382,13 +440,13 @@ def evaluation(tmp_path_factory) -> dict:
 
 
 def test_every_key_of_the_evaluation_is_documented_and_every_documented_key_is_there(evaluation):
-    assert wrong_names_of_evaluation(section(EVALUATION.read_text(), "evaluation.json"), evaluation) == []
+    assert wrong_names(section(EVALUATION.read_text(), "evaluation.json"), evaluation) == []
 
 
 def test_a_key_of_the_evaluation_that_only_one_has_is_found(evaluation):
     text = section(EVALUATION.read_text(), "evaluation.json")
-    assert "state_bits: not documented" in wrong_names_of_evaluation(text.replace("`state_bits`, ", "", 1), evaluation)
-    assert "state_bytes: documented, and not there" in wrong_names_of_evaluation(text.replace("`state_bits`, ", "`state_bits`, `state_bytes`, ", 1), evaluation)
+    assert "state_bits: not documented" in wrong_names(text.replace("`state_bits`, ", "", 1), evaluation)
+    assert "state_bytes: documented, and not there" in wrong_names(text.replace("`state_bits`, ", "`state_bits`, `state_bytes`, ", 1), evaluation)
 
 
 def test_evaluation_names_its_own_keys_elsewhere_too(evaluation):
@@ -399,6 +457,20 @@ def test_evaluation_names_its_own_keys_elsewhere_too(evaluation):
         for key in path.split("."):
             assert key in value, path
             value = value[key]
+
+
+@pytest.mark.skipif(not BUILT, reason="opd._reference is not built (target opd_python)")
+def test_every_key_of_a_calibration_is_documented_and_every_documented_key_is_there(tmp_path, capsys):
+    from opd.calibrate.command import main
+
+    labels = tomllib.loads((ROOT / "traces/corpus/labels.toml").read_text())["runs"]
+    healthy = [ROOT / f"traces/corpus/{name}.safetensors" for name, label in labels.items() if label["class"] == "healthy"]
+    smallest = min(healthy, key=lambda file: file.stat().st_size)
+    traces = [*(ROOT / f"traces/captured/{name}.safetensors" for name in ("healthy", "near_limit")), smallest]
+    assert main([*map(str, traces), "--out", str(tmp_path / "device.json")]) in (0, 3)
+    text, content = section((ROOT / "docs/calibration.md").read_text(), "`calibration` of the file"), json.loads((tmp_path / "device.json").read_text())
+    assert wrong_names(text, content["calibration"]) == []
+    assert "replay_alarms: not documented" in wrong_names(text.replace("`replay_alarms`", ""), content["calibration"])
 
 
 # --- records, registers, options, files, links -------------------------------------------------------------------------------
@@ -462,6 +534,19 @@ def test_options_that_a_page_names_exist(page, program_text):
 
 def test_an_option_that_does_not_exist_is_found(program_text):
     assert unknown_options("`opd replay --out DIR --fast-forward`", program_text) == {"--fast-forward"}
+
+
+def unknown_variables(text: str) -> set[str]:
+    """Variables of the environment and of CMake that no source reads."""
+    sources = [*PROGRAMS, *(ROOT / "scripts").iterdir(), *ROOT.glob("*/CMakeLists.txt"), *ROOT.glob("*/*/CMakeLists.txt"), ROOT / "CMakeLists.txt",
+               *(file for file in (ROOT / "testbench/tests").rglob("*") if file.suffix in (".py", ".cpp", ".hpp") and file != Path(__file__).resolve())]
+    known = {name for file in sources if file.is_file() for name in re.findall(r"\bOPD_[A-Z_]+\b", file.read_text(encoding="utf-8"))}
+    return set(re.findall(r"\bOPD_[A-Z_]+\b", text)) - known
+
+
+def test_variables_that_pages_name_exist():
+    assert unknown_variables("\n".join(page.read_text(encoding="utf-8") for page in PAGES)) == set()
+    assert unknown_variables("`OPD_SOAK=full` and `OPD_SOUP=hot`") == {"OPD_SOUP"}
 
 
 def missing_files(page: Path, text: str) -> set[str]:
