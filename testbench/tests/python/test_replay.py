@@ -466,6 +466,17 @@ def test_figures_that_do_not_exist_are_absent(tmp_path):
     assert f"sideband 11..{sideband['maximum']} cycles" in stdout and "0..0 cycles" not in stdout and " 0 ns" not in stdout
 
 
+def test_figures_say_whether_a_path_ran_and_at_which_clock_a_cycle_is_time(small, tmp_path):
+    stdout = opd("replay", small, "--out", tmp_path).stdout
+    trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
+    rows = [re.split(r"  +", line.strip()) for line in stdout.split("\nReaction:")[1].splitlines() if line.startswith("  small")]
+    ran = {row[1].removesuffix(", not run"): not row[1].endswith(", not run") for row in rows}
+    assert ran == {**{path: True for path in trace["paths"] if path != "systemc-lt"}, "cuda": "cuda" in trace["paths"]}
+    assert {entry["path"]: entry["ran"] for entry in trace["reaction_and_overhead"] if entry["path"] != "systemc-lt"} == ran
+    clock = json.loads((ROOT / "rtl/synthesis.json").read_text())["parts"]["opd_top"]["critical_path_ns"]
+    assert f"in time: {trace['reaction_cycles']} cycles are {trace['reaction_cycles'] * clock:.0f} ns at the clock of that path" in stdout
+
+
 def test_an_incident_of_a_gradient_is_called_an_incident(tmp_path):
     trace = one_probe(tmp_path, "gradient", [1.0] * 4, nonfinite=[0, 0, 3, 0], kind="gradient")
     stdout = opd("replay", trace).stdout
