@@ -462,23 +462,23 @@ std::string summary_table(const std::vector<TraceResult>& results) {
 
   text +=
       "\nReaction: an operator's last element to the new value of its mode register; overhead\n";
-  text += fmt::format("  {:<16} {:<13} {:<10} {:>26} {:>13} {:>15} {:>14}\n", "trace", "path",
+  text += fmt::format("  {:<16} {:<14} {:<10} {:>26} {:>13} {:>15} {:>14}\n", "trace", "path",
                       "basis", "reaction", "stall cycles", "bytes re-read", "us per step");
   for (const TraceResult& r : results) {
     for (const PathResult& p : r.paths) {
       if (p.path == "rtl" || p.path == "systemc") {
-        text += fmt::format("  {:<16} {:<13} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, p.path,
+        text += fmt::format("  {:<16} {:<14} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, p.path,
                             "counted", reaction_text(r), p.stall_cycles, 0, "-");
       } else if (p.path == "cpu" || p.path == "cuda") {
         const auto ns = spread_of(p.reaction_ns);
         text += fmt::format(
-            "  {:<16} {:<13} {:<10} {:>26} {:>13} {:>15} {:>14.1f}\n", r.name, p.path, "measured",
+            "  {:<16} {:<14} {:<10} {:>26} {:>13} {:>15} {:>14.1f}\n", r.name, p.path, "measured",
             ns ? fmt::format("{:.0f} ns (p99 {:.0f})", ns->median, ns->p99) : "-", "-",
             p.bytes_read, p.seconds * 1e6 / static_cast<double>(std::max<std::size_t>(1, r.steps)));
       }
     }
     if (r.path("cuda") == nullptr && r.raw_operators > 0) {
-      text += fmt::format("  {:<16} {:<13} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name,
+      text += fmt::format("  {:<16} {:<14} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name,
                           "cuda, not run", "modelled",
                           fmt::format("{:.1f} us", GpuModel{}.reaction_us(mean_raw_bytes(r))), "-",
                           r.raw_bytes, "-");
