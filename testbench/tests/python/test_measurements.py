@@ -1,9 +1,8 @@
-"""scripts/measure, measurement.py, coverage --check: what is committed says where it is from, and is refused when it is of other sources.
+"""scripts/measure, measurement.py, coverage --check: what is committed says where it is from, and is refused when it is of other
+sources.
 
 Testplan: DOC-02.
 """
-import importlib.machinery
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,24 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import ROOT, script
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(os.environ.get("OPD_PROGRAM", ROOT / "build" / "opd"))
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """Loads a script of scripts/ as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-    def load(name: str):
-        loader = importlib.machinery.SourceFileLoader(name, str(ROOT / "scripts" / name))
-        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
-        loader.exec_module(module)
-        return module
-
-    return load
 
 
 def run(module, monkeypatch, *arguments: str) -> int:
@@ -39,14 +23,14 @@ def run(module, monkeypatch, *arguments: str) -> int:
 # --- the files ---------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("file", sorted((ROOT / "docs/measurements").glob("*.json")), ids=lambda file: file.stem)
-def test_every_committed_measurement_says_where_it_is_from_and_is_used(file, script):
+def test_every_committed_measurement_says_where_it_is_from_and_is_used(file):
     content = script("measured_tables").measurement.load(file.stem)
     assert content["date"] >= "2026-11-30" and all(len(content[key]) > 5 for key in ("machine", "software"))
     assert file.stem in {source for _, _, _, source in script("measured_tables").TABLES}
     assert file.stem in script("measure").KINDS
 
 
-def test_a_measurement_is_saved_with_its_origin(script, tmp_path):
+def test_a_measurement_is_saved_with_its_origin(tmp_path):
     measurement = script("measured_tables").measurement
     file = measurement.save("x", ["run it"], {"figure": 3}, tmp_path)
     content = measurement.load("x", tmp_path)
@@ -61,7 +45,7 @@ def test_a_measurement_is_saved_with_its_origin(script, tmp_path):
         measurement.load("x", tmp_path)
 
 
-def test_a_digest_is_of_names_and_bytes(script, tmp_path, monkeypatch):
+def test_a_digest_is_of_names_and_bytes(tmp_path, monkeypatch):
     measurement = script("measured_tables").measurement
     monkeypatch.setattr(measurement, "ROOT", tmp_path)
     one, two = tmp_path / "a.sv", tmp_path / "b.sv"
@@ -79,8 +63,9 @@ def test_a_digest_is_of_names_and_bytes(script, tmp_path, monkeypatch):
 
 # --- coverage ------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("part, told", [("rtl", "measured with another rtl/"), ("tests", "measured with another testbench/tests/rtl")])
-def test_coverage_of_other_sources_is_refused(script, monkeypatch, capsys, part, told):
+@pytest.mark.parametrize("part, told", [("rtl", "measured with another rtl/"),
+                                        ("tests", "measured with another testbench/tests/rtl")])
+def test_coverage_of_other_sources_is_refused(monkeypatch, capsys, part, told):
     coverage = script("coverage")
     now = coverage.sources()
     figures = {"sources_sha256": dict(now)}
@@ -92,18 +77,24 @@ def test_coverage_of_other_sources_is_refused(script, monkeypatch, capsys, part,
     assert told in out and "run scripts/measure coverage" in out and out.count("measured with another") == 1
 
 
-def test_the_digests_are_of_the_rtl_and_of_what_drives_it(script, monkeypatch):
+def test_the_digests_are_of_the_rtl_and_of_what_drives_it(monkeypatch):
     """A byte more in any of these files is another measurement; a page is none of them."""
     coverage = script("coverage")
-    digested = {}
-    monkeypatch.setattr(coverage.measurement, "digest", lambda files: digested.setdefault(len(digested), sorted(str(file.relative_to(ROOT)) for file in files)) and "")
+    digested = []
+
+    def digest(files) -> str:
+        digested.append({str(file.relative_to(ROOT)) for file in files})
+        return ""
+
+    monkeypatch.setattr(coverage.measurement, "digest", digest)
     coverage.sources()
-    rtl, tests = digested[0], digested[1]
-    assert {"rtl/opd_top.sv", "rtl/regs/opd_regblock.sv", "rtl/opd_assert.svh"} <= set(rtl) and all(file.startswith("rtl/") for file in rtl)
-    assert {"testbench/tests/rtl/tap_test.cpp", "testbench/tests/system/soak_test.cpp", "testbench/stimulus.hpp"} <= set(tests)
+    rtl, tests = digested
+    assert {"rtl/opd_top.sv", "rtl/regs/opd_regblock.sv", "rtl/opd_assert.svh"} <= rtl
+    assert all(file.startswith("rtl/") for file in rtl)
+    assert {"testbench/tests/rtl/tap_test.cpp", "testbench/tests/system/soak_test.cpp", "testbench/stimulus.hpp"} <= tests
 
 
-def test_counts_that_were_not_taken_now_are_not_saved(script, monkeypatch, capsys):
+def test_counts_that_were_not_taken_now_are_not_saved(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         run(script("coverage"), monkeypatch, "--save", "--no-run")
     assert stopped.value.code == 2 and "leave out --no-run" in capsys.readouterr().err
@@ -111,7 +102,7 @@ def test_counts_that_were_not_taken_now_are_not_saved(script, monkeypatch, capsy
 
 # --- the table of opd bench ------------------------------------------------------------------------------------------------------
 
-def test_the_middle_of_the_runs_and_what_differs(script):
+def test_the_middle_of_the_runs_and_what_differs():
     tables = script("measured_tables")
     assert tables.middle([16.43, 19.8, 16.0], "GB/s") == "16.4 GB/s (16, 19.8)"
     assert tables.middle([1.00, 1.02, 1.04]) == "1.02"
@@ -125,19 +116,21 @@ def test_the_middle_of_the_runs_and_what_differs(script):
     ([{"value": 4.99, "unit": "M/s", "goal": 5}, {"value": 5.08}], ("≥ 5 M/s", "missed in 1 of 2")),
     ([{"value": 1.0, "ratio": 0.5, "goal_ratio": 0}], ("", "")),
 ])
-def test_a_goal_is_reached_when_every_run_reaches_it(script, rows, told):
+def test_a_goal_is_reached_when_every_run_reaches_it(rows, told):
     assert script("measured_tables").verdict(rows) == told
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="the opd program is not built (scripts/setup)")
-def test_the_table_is_made_of_what_opd_bench_writes(script, tmp_path):
+def test_the_table_is_made_of_what_opd_bench_writes(tmp_path):
     file = tmp_path / "bench.json"
-    subprocess.run([PROGRAM, "bench", "--megabytes", "1", "--seconds", "0.1", "--json", file], stdout=subprocess.DEVNULL, check=True, timeout=300)
+    command = [PROGRAM, "bench", "--megabytes", "1", "--seconds", "0.1", "--json", file]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, timeout=300)
     rows = json.loads(file.read_text())
-    text = script("measured_tables").bench({"date": "d", "machine": "m", "software": "s", "commands": ["c"], "runs": [rows, rows, rows]})
-    assert text.startswith("Measured d on: m; s. Of three runs")
+    content = {"date": "d", "machine": "m", "software": "s", "commands": ["c"], "runs": [rows, rows, rows]}
+    text = script("measured_tables").bench(content)
+    assert text.startswith("Measured d on: m; s.\nOf three runs")
     for row in rows:
         line = next(line for line in text.splitlines() if line.startswith(f"| {row['what']} |"))
         assert row["skipped"] in line if "skipped" in row else f"{row['value']:.3g} {row['unit']}" in line
-    committed = script("measured_tables").measurement.load("bench")["runs"][0]
-    assert {row["what"] for row in rows if "large-tensors" in row["what"] or "rtl" in row["what"]} <= {row["what"] for row in committed}
+    committed = {row["what"] for row in script("measured_tables").measurement.load("bench")["runs"][0]}
+    assert {row["what"] for row in rows if "MiB" not in row["what"]} <= committed
