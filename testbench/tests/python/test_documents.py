@@ -16,7 +16,8 @@ import pytest
 from opd.evaluate.reference import ReferenceMissing, module
 from opd.registers import CONFIG_RESET
 from opd.report import RECORD
-from opd.trace import Probe, TraceWriter, element_statistics
+from opd.trace import FORMATS as ELEMENTS
+from opd.trace import KINDS, LABELS, Probe, TraceWriter, element_statistics
 from pages import PAGES, ROOT, cells, page_id, quoted, script, section
 
 PROGRAM = Path(os.environ.get("OPD_PROGRAM", ROOT / "build" / "opd"))
@@ -235,6 +236,15 @@ def test_the_record_of_the_page_is_the_record():
     header = (ROOT / "sw_reference/include/opd/types/record.hpp").read_text()
     body = re.search(r"struct OpRecord \{(.*?)\n\};", header, re.DOTALL)[1]
     assert re.findall(r"^\s+[\w:]+ (\w+)(?:\{|;| =)", body, re.MULTILINE) == [name for _, _, name in told]
+
+
+def test_labels_kinds_and_formats_of_a_trace_are_those_of_the_page():
+    rows = {quoted(row[0])[0]: row[1] for row in cells(section(FORMATS, "Trace"))}
+    assert quoted(rows["label"]) == list(LABELS)
+    names = quoted(rows["probes"])
+    assert [name for name in names if name in KINDS] == list(KINDS) and [name for name in names if name in ELEMENTS] == list(ELEMENTS)
+    classes = [name for row in cells(section(EVALUATION, "Labels")) for name in row[0].split(", ")]
+    assert sorted(classes) == sorted(LABELS)
 
 
 def registers() -> set[str]:

@@ -266,3 +266,31 @@ def test_cuda_is_never_shown_as_if_it_had_run(page):
                                   "| cuda statistics | 300 GB/s |", " a ──► b\n   └─► cuda        the same functors on a GPU\n"])
 def test_cuda_shown_as_if_it_had_run_is_found(text):
     assert shown_as_if_it_had_run(f"Words.\n\n{text}\n") != []
+
+
+# --- one fact in several places --------------------------------------------------------------------------------------------------
+
+SAME_FACT = {
+    "lead window": [
+        ("testbench/metrics.hpp", r"kLeadWindow = ([0-9]+);"), ("sw_reference/python/opd/evaluate/metrics.py", r"^LEAD_WINDOW = ([0-9]+)"),
+        ("sw_reference/python/opd/report.py", r"^LEAD_WINDOW = ([0-9]+)"), ("docs/metrics.md", r"to the incident; at most ([0-9]+)\."),
+        ("docs/evaluation.md", r"when the first incident came, at most ([0-9]+)\.")],
+    "learning-rate changes, up": [
+        ("testbench/operators.cpp", r"now > ([0-9.]+) \* before"), ("sw_reference/python/opd/evaluate/reference.py", r"now > ([0-9.]+) \* before"),
+        ("docs/metrics.md", r"lr\[s\] is more than ([0-9.]+) times")],
+    "learning-rate changes, down": [
+        ("testbench/operators.cpp", r"now < ([0-9.]+) \* before"), ("sw_reference/python/opd/evaluate/reference.py", r"now < ([0-9.]+) \* before"),
+        ("docs/metrics.md", r"or less than ([0-9.]+) times")],
+    "warm-up of an evaluation": [
+        ("sw_reference/python/opd/evaluate/metrics.py", r"^WARM_UP = ([0-9]+)"), ("docs/evaluation.md", r"\*warm-up\*: the first ([0-9]+) samples")],
+    "headroom of a class": [
+        ("traces/training/labels.py", r"^NEAR_LIMIT_BITS = ([0-9]+)\.0"), ("traces/README.md", r"never less than ([0-9]+) bits of headroom")],
+    "steps that make a run gradual": [
+        ("traces/training/labels.py", r"^GRADUAL_STEPS = ([0-9]+)"), ("traces/README.md", r"after at least ([0-9]+) steps in a row")],
+}
+
+
+@pytest.mark.parametrize("fact", SAME_FACT)
+def test_a_fact_is_the_same_in_every_place(fact):
+    found = [re.findall(words, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE) for file, words in SAME_FACT[fact]]
+    assert all(found) and len({value for values in found for value in values}) == 1, dict(zip([file for file, _ in SAME_FACT[fact]], found))
