@@ -10,11 +10,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "measurements"
+VENV = ROOT / ".venv" / "bin" / "python"
+PYTHON = str(VENV if VENV.is_file() else sys.executable)  # has the packages that are measured
 
 
 def load(name: str, folder: Path = FOLDER) -> dict:
@@ -54,17 +55,13 @@ def software() -> str:
     """Versions that figures depend on."""
     system = re.search(r'^PRETTY_NAME="(.*)"', Path("/etc/os-release").read_text(encoding="utf-8"), re.MULTILINE)
     found = [system[1] if system else "unknown system"]
-    for command, name in ((["g++", "-dumpfullversion"], "g++"), (["verilator", "--version"], "Verilator")):
+    for command, name in ((["g++", "-dumpfullversion"], "g++"), (["verilator", "--version"], "Verilator"),
+                          ([PYTHON, "-c", "from importlib.metadata import version; print(version('torch'))"], "torch")):
         try:
             told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         except (OSError, subprocess.CalledProcessError):
             continue
         found.append(f"{name} {re.search(r'[0-9][0-9.]*', told)[0]}")
-    for package in ("torch",):
-        try:
-            found.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
     return ", ".join(found)
 
 

@@ -5,6 +5,7 @@ Testplan: DOC-02.
 """
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,12 @@ def test_counts_that_were_not_taken_now_are_not_saved(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         run(script("coverage"), monkeypatch, "--save", "--no-run")
     assert stopped.value.code == 2 and "leave out --no-run" in capsys.readouterr().err
+
+
+def test_the_soak_prints_what_is_read():
+    source = (ROOT / "testbench/tests/system/soak_test.cpp").read_text()
+    printed = re.search(r'printf\(\s*"(soak: .*?)\\n"', source)[1].replace("%llu", "7")
+    assert script("measure").SOAK.findall(f"12: {printed}\n") == [("7", "7", "7")]
 
 
 # --- the table of opd bench ------------------------------------------------------------------------------------------------------
