@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opd.evaluate import all_detectors
 from opd.evaluate.reference import ReferenceMissing, module
 from opd.trace import FORMATS, Trace
 from pages import PAGES, ROOT, cells, page_id, script, section
@@ -170,11 +171,29 @@ def microseconds_of_the_modelled_gpu() -> float:
     return sum(float(row[1].split()[0]) for row in rows if row[1].endswith("µs"))
 
 
+def kinds_of_models() -> int:
+    source = (ROOT / "traces/training/workloads/__init__.py").read_text(encoding="utf-8")
+    return len(re.findall(r'^    "\w+": Kind\(', source, re.MULTILINE))
+
+
+def incident_logs() -> int:
+    return len(tomllib.loads((ROOT / "testbench/incident_logs.toml").read_text(encoding="utf-8"))["log"])
+
+
+def word(number: int) -> str:
+    return ("three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen "
+            "twenty").split()[number - 3]
+
+
 # Page, the words around a figure, and what it has to be.
 FIGURES = [
     ("README.md", r"\n([0-9]+) labelled runs of", lambda: f"{labelled():,}"),
     ("README.md", r"were chosen on ([0-9]+) of them", lambda: f"{labelled('tuning'):,}"),
     ("README.md", r"these are the ([0-9]+) held out", lambda: f"{labelled('held-out'):,}"),
+    ("README.md", r"labelled runs of (\w+) kinds of model", lambda: word(kinds_of_models())),
+    ("docs/corpus.md", r"\n(\w+) kinds of model:", lambda: word(kinds_of_models()).capitalize()),
+    ("docs/evaluation.md", r"for the logs of ([0-9]+) public files", lambda: f"{incident_logs()}"),
+    ("docs/incident-logs.md", r"published: ([0-9]+) files", lambda: f"{incident_logs()}"),
     ("docs/verification.md", r"copies of the RTL, ([0-9]+) in all", lambda: f"{planted_faults()}"),
     ("docs/verification.md", r"\| ([0-9]+) faults in copies of the RTL", lambda: f"{planted_faults()}"),
     ("docs/performance.md", r"`qk_overflow` has ([0-9,]+) of its", lambda: f"{overflow().max_abs.size - raw_operators(overflow()):,}"),
@@ -197,6 +216,12 @@ FIGURES = [
 @pytest.mark.parametrize("page, words, value", FIGURES, ids=[f"{page}:{i}" for i, (page, _, _) in enumerate(FIGURES)])
 def test_a_figure_in_a_sentence_is_the_one_that_is_counted(page, words, value):
     assert re.findall(words, (ROOT / page).read_text(encoding="utf-8")) == [value()]
+
+
+@pytest.mark.skipif(not BUILT, reason="opd._reference is not built (target opd_python)")
+@pytest.mark.parametrize("words", [r"has all (\w+) detectors", r"# (\w+) detectors on labelled traces"])
+def test_the_number_of_detectors_is_that_of_the_program(words):
+    assert re.findall(words, (ROOT / "README.md").read_text(encoding="utf-8")) == [word(len(all_detectors()))]
 
 
 def simulated() -> dict[str, set[int]]:
@@ -283,6 +308,8 @@ SAME_FACT = {
         ("docs/metrics.md", r"or less than ([0-9.]+) times")],
     "warm-up of an evaluation": [
         ("sw_reference/python/opd/evaluate/metrics.py", r"^WARM_UP = ([0-9]+)"), ("docs/evaluation.md", r"\*warm-up\*: the first ([0-9]+) samples")],
+    "bits of the controller": [
+        ("sw_reference/python/opd/evaluate/reference.py", r"^CONTROLLER_BITS = ([0-9]+)"), ("docs/evaluation.md", r"The controller's ([0-9]+) bits")],
     "headroom of a class": [
         ("traces/training/labels.py", r"^NEAR_LIMIT_BITS = ([0-9]+)\.0"), ("traces/README.md", r"never less than ([0-9]+) bits of headroom")],
     "steps that make a run gradual": [
