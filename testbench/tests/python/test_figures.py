@@ -180,6 +180,26 @@ def incident_logs() -> int:
     return len(tomllib.loads((ROOT / "testbench/incident_logs.toml").read_text(encoding="utf-8"))["log"])
 
 
+def log_rows() -> list[int]:
+    """Number of rows of each trace in the first table of docs/incident-logs.md, which a script has written."""
+    found = []
+    for row in cells(section((ROOT / "docs/incident-logs.md").read_text(encoding="utf-8"), "Logs")):
+        several = re.fullmatch(r".*\.([0-9]+) to ([0-9]+)", row[0])  # NAME.1 to 6
+        count = int(several[2]) - int(several[1]) + 1 if several else 1
+        found += [int(row[3].split(" × ")[0].replace(",", ""))] * count
+    return found
+
+
+def gnmt(detector: str) -> str:
+    """What the second table says of a detector on the one log with many overflows."""
+    text = section((ROOT / "docs/incident-logs.md").read_text(encoding="utf-8"), "What the detectors say")
+    heading = next(line for line in text.splitlines() if line.startswith("| trace |"))
+    row = next(line for line in text.splitlines() if "gnmt" in line)
+    found = dict(zip(heading.split(" | "), row.split(" | ")))[detector]
+    overflows, _, alarms = found.partition(" (")
+    return f"{overflows} with {alarms.rstrip(')')}"
+
+
 def word(number: int) -> str:
     return ("three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen "
             "twenty").split()[number - 3]
@@ -194,6 +214,10 @@ FIGURES = [
     ("docs/corpus.md", r"\n(\w+) kinds of model:", lambda: word(kinds_of_models()).capitalize()),
     ("docs/evaluation.md", r"for the logs of ([0-9]+) public files", lambda: f"{incident_logs()}"),
     ("docs/incident-logs.md", r"published: ([0-9]+) files", lambda: f"{incident_logs()}"),
+    ("docs/incident-logs.md", r"([0-9]+) of the [0-9]+ traces have at most 18 rows", lambda: f"{sum(rows <= 18 for rows in log_rows())}"),
+    ("docs/incident-logs.md", r"[0-9]+ of the ([0-9]+) traces have at most 18 rows", lambda: f"{len(log_rows())}"),
+    ("docs/incident-logs.md", r"\(([0-9]+ of [0-9]+ with [0-9]+) for\s+ZClip", lambda: gnmt("zclip")),
+    ("docs/incident-logs.md", r"ZClip, ([0-9]+ of [0-9]+ with [0-9]+) for msprobe", lambda: gnmt("msprobe-turbulence")),
     ("docs/verification.md", r"copies of the RTL, ([0-9]+) in all", lambda: f"{planted_faults()}"),
     ("docs/verification.md", r"\| ([0-9]+) faults in copies of the RTL", lambda: f"{planted_faults()}"),
     ("docs/performance.md", r"`qk_overflow` has ([0-9,]+) of its", lambda: f"{overflow().max_abs.size - raw_operators(overflow()):,}"),
