@@ -21,10 +21,10 @@ from opd.evaluate.corpus import CorpusError, Label, Run, find_traces, load, read
 from opd.evaluate.detector import Detector, Samples
 from opd.evaluate.figures import clopper_pearson, per_1000, quantile, quantile_interval, rate_interval, summarise
 from opd.evaluate.goals import GOALS, reached
-from opd.evaluate.incident import Unlocated, first_bad
+from opd.evaluate.incident import first_bad
 from opd.evaluate.limits import NonfiniteOnly
-from opd.evaluate.matched import RATES, matched
-from opd.evaluate.metrics import Count, Facts, Upstream, assess, event_step, first_incident
+from opd.evaluate.matched import RATES
+from opd.evaluate.metrics import Count, Facts, Upstream, assess, first_incident
 from opd.evaluate.reference import ReferenceMissing, module
 from opd.evaluate.tables import per_run, text
 from opd.trace import Probe, Trace
@@ -390,7 +390,7 @@ def test_labels_come_from_the_file_else_from_the_trace(folder):
      "none, but op1 is non-finite at step 200"),
     ('[runs.run]\nclass = "unknown"\nsplit = "tuning"\ndecided = "x"\n', "runs.run.class", "op1 is non-finite at step 200"),
     ('[runs.run]\nclass = "stressed"\nsplit = "tuning"\ndecided = "x"\n', "runs.run.class", "op1 is non-finite at step 200"),
-    (GOOD.replace('"gradual"', '"saturating"'), "runs.run.class", "no activation holds a clipped value (the trace has no counts"),
+    (GOOD.replace('"gradual"', '"saturating"'), "runs.run.class", "no activation holds a clipped value (the trace has no co"),
     ('[runs.run]\nclass = "near-limit"\nsplit = "tuning"\ndecided = "x"\n', "runs.run.class", "op1 is non-finite at step 200"),
     (GOOD + GOOD.replace("runs.run", "runs.ruin"), "runs.ruin", "is the name of no trace"),
 ])

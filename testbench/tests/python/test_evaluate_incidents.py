@@ -198,8 +198,9 @@ def test_labels_of_saturating_runs_are_checked(tmp_path):
     trace = clipping(clipped=[(200, 1), (210, 0)])
     assert Facts.of(loaded(tmp_path, trace, named)).incident == 1
     assert Facts.of(loaded(tmp_path, trace, label("saturating"))).incident == 1
-    for clipped, bad, wrong in (([(199, 1)], [], "first_bad_step: op1 at step 200 is asked for, but its first clipped value is at step 199"),
-                                ([(9, 0)], [], "first_bad_step: op1 at step 200 is asked for, but it never holds a clipped value"),
+    asked = "first_bad_step: op1 at step 200 is asked for, but"
+    for clipped, bad, wrong in (([(199, 1)], [], f"{asked} its first clipped value is at step 199"),
+                                ([(9, 0)], [], f"{asked} it never holds a clipped value"),
                                 ([], [], "class: saturating, but no activation holds a clipped value"),
                                 ([(5, 2)], [], "class: saturating, but no activation holds a clipped value"),
                                 ([(200, 1)], [(150, 0)], "class: saturating, but op0 is non-finite at step 150, and the first "
@@ -213,7 +214,8 @@ def test_labels_of_saturating_runs_are_checked(tmp_path):
 
 def test_alarms_before_an_incident_by_hand():
     # Incident: operator 1 at step 300, warned from 280 on. Operator 2 goes bad at 310, operator 0 never.
-    alarms = [(31, 0), (50, 0), (279, 0), (290, 0), (300, 0), (350, 0), (280, 1), (60, 1), (150, 1), (181, 2), (182, 2), (200, 2)]
+    alarms = [(31, 0), (50, 0), (279, 0), (290, 0), (300, 0), (350, 0), (280, 1), (60, 1), (150, 1), (181, 2), (182, 2),
+              (200, 2)]
     trace = planted_trace(400, alarms, [(300, 1), (310, 2)], probes=3, label="gradual")
     result = result_of(trace)
     assert result.lead == 20
@@ -234,7 +236,8 @@ def test_alarms_before_an_incident_by_hand():
     assert entry["probe_steps_before_own_alarm"] == 3 * 248 + 2 * 268
     assert entry["recall_by_class"]["gradual"]["false_alarms_before_own_alarm_per_1000"] == 1000 * 7 / 744
     assert entry["recall_by_class"]["sudden"]["false_alarms_before_incident_per_1000"] == 0
-    assert entry["false_alarms_before_incident_interval"] == rate_interval([result.before_incident, result_of(other).before_incident], 1)
+    counts = [result.before_incident, result_of(other).before_incident]
+    assert entry["false_alarms_before_incident_interval"] == rate_interval(counts, 1)
 
 
 # --- gradients under a loss scale ------------------------------------------------------------------------------------------
@@ -289,7 +292,7 @@ def test_static_headroom_with_the_special_case():
     trace = replace(trace, max_abs=np.stack([values] * 3, axis=1), loss_scale=np.float32([1024] * 5 + [1]))
     raised = StaticHeadroomScaled(1).judge(Samples.of(trace)).alarms
     assert raised[:, 0].tolist() == [False, False, True, True, True, True]       # an activation: within 1 bit
-    assert raised[:, 1].tolist() == [False, False, False, True, True, True]      # 46000 is 0.51 bit away; at a scale of 1: 1 bit
+    assert raised[:, 1].tolist() == [False, False, False, True, True, True]  # 46000 is 0.51 bit away; at a scale of 1: 1 bit
     unscaled = replace(trace, loss_scale=None)
     assert np.array_equal(StaticHeadroomScaled(1).judge(Samples.of(unscaled)).alarms,
                           StaticHeadroom(1).judge(Samples.of(unscaled)).alarms)

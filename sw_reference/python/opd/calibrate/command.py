@@ -15,7 +15,8 @@ from opd.calibrate.calibration import calibrate
 from opd.calibrate.evidence import Subject
 from opd.calibrate.tables import text
 from opd.device_config import ConfigFileError
-from opd.evaluate.corpus import CLEAN, LABELS_FILE, SPLITS, CorpusError, Run, Runs, find_traces
+from opd.evaluate.corpus import LABELS_FILE, SPLITS, CorpusError, Run, Runs, find_traces
+from opd.evaluate.incident import CLEAN
 from opd.evaluate.reference import ReferenceMissing
 from opd.registers import PROFILES
 from opd.texts import printable

@@ -119,7 +119,8 @@ def _label(file: Path, name: str, entry) -> Label:
         if entry["incident"] != "none":
             fail("incident", f"{entry['incident']!r} is not known", 'write "none", or leave it out')
         if entry["class"] not in FAULTS:
-            fail("incident", f"is given, but the class is {entry['class']}", f"it belongs to the classes {' and '.join(FAULTS)}")
+            fail("incident", f"is given, but the class is {entry['class']}",
+                 f"it belongs to the classes {' and '.join(FAULTS)}")
         if "first_bad_op" in entry:
             fail("incident", 'is "none", but first_bad_op is given', "correct one of the two")
     return Label(entry["class"], entry["split"], entry.get("first_bad_step"), entry.get("first_bad_op"), entry["decided"],

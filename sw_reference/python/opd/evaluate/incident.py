@@ -27,7 +27,7 @@ def first_bad(bad: np.ndarray) -> np.ndarray:
 
 
 def first_forward(trace: Trace, values: np.ndarray) -> tuple[int, str] | None:
-    """Step and probe of the first activation for which `values`, bool [S, P], holds, in order of execution; None without one."""
+    """Step and probe of the first activation, as they execute, for which `values`, bool [S, P], holds; None without one."""
     found = np.argwhere(values & np.array([probe.kind == "activation" for probe in trace.probes]))
     return (int(trace.step[found[0][0]]), trace.probes[found[0][1]].name) if len(found) else None
 

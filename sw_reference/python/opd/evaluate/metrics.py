@@ -98,8 +98,8 @@ class Facts:
 
 
 def gradient_overflows(samples: Samples) -> list[tuple[int, np.ndarray]]:
-    """The overflows of gradients under a loss scale: the first sample of each stretch of samples with a non-finite gradient, and
-    the gradients, int64 [n], that are so in it. None from the first non-finite activation on: there it is a consequence."""
+    """The overflows of gradients under a loss scale: the first sample of each stretch of samples with a non-finite gradient,
+    and the gradients, int64 [n], that are so in it. None from the first non-finite activation on: there it is a consequence."""
     if samples.trace.loss_scale is None:
         return []
     kinds = np.array([probe.kind for probe in samples.trace.probes])
@@ -183,13 +183,14 @@ def assess(detector: Detector, facts: Facts) -> RunResult:
     verdict = verdict or detector.judge(samples)
     outcome = Outcome.of(verdict, facts)
     bad_ops = np.flatnonzero(facts.first < len(samples.step))
+    good = np.arange(len(samples.step))[:, None] < facts.first
     at_event = facts.incident if facts.bad is not None and facts.event == samples.step[facts.bad] else None
     return RunResult(**vars(outcome), kind=facts.run.label.kind, split=facts.run.label.split,
                      unlocated=facts.run.unlocated is not None,
                      operators_detected=sum(lead_steps(verdict.standing(op), samples.step, int(facts.first[op])) > 0
                                             for op in bad_ops),
                      operators=len(bad_ops), before_incident=_before(verdict, facts, facts.negative, 0),
-                     before_own_alarm=_before(verdict, facts, np.arange(len(samples.step))[:, None] < facts.first, outcome.lead),
+                     before_own_alarm=_before(verdict, facts, good, outcome.lead),
                      gradients=overflows_forecast(verdict.alarms, facts),
                      log=said(detector, verdict, samples, facts.first, facts.event, at_event, LEAD_WINDOW), sweep=sweep)
 

@@ -131,8 +131,8 @@ def _matched(entries: Sequence[dict]) -> str:
     if not parts:
         return ""
     return (f'<section class="matched"><h2>At a matched rate of near-limit alarms</h2>{"".join(parts)}'
-            '<p class="note">Threshold: the most sensitive one of the sweep that keeps the rate on the tuning half; all figures are '
-            "those of the held-out half. Healthy and stressed with the warm-up.</p></section>")
+            '<p class="note">Threshold: the most sensitive one of the sweep that keeps the rate on the tuning half; all figures '
+            "are those of the held-out half. Healthy and stressed with the warm-up.</p></section>")
 
 
 def _goals(goals: Sequence[dict]) -> str:

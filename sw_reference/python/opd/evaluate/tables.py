@@ -53,9 +53,9 @@ def text(evaluation: dict, splits: Sequence[str] | None = None) -> str:
                   *_goals([goal for goal in evaluation["goals"] if goal["split"] == split])]
     lines += [*_matched(evaluation["matched"]),
               "cost, of an operator and of a sample", *_cost(evaluation["detectors"], evaluation["detectors"][0]["split"]), "",
-              "recall: first incidents with an alarm standing, exact 95 % interval; lead: up to 128 steps, a miss 0; gradients:",
-              "overflows of gradients under a loss scale that were forecast; before incident: alarms per 1000 probe-steps before",
-              "the incident of operators that do not go bad within 128 steps; before own alarm: any, before the one that stands;",
+              "recall: first incidents with an alarm standing, exact 95 % interval; lead: up to 128 steps, a miss 0;",
+              "gradients: overflows under a loss scale that were forecast; before incident: alarms per 1000 probe-steps before the",
+              "incident, of operators that do not go bad within 128 steps; before own alarm: of all, before the one that stands;",
               "upstream: incidents with an alarm of an earlier operator in the same step; by chance: share of other steps so;",
               "/1k: false alarms per 1000 probe-steps after the first 32 samples (warm-up: in them); [] needs two runs."]
     return "\n".join([*lines, *absences(evaluation, splits)])
