@@ -16,7 +16,7 @@ OWN_STYLE = Path(__file__).with_name("evaluation.css")
 SCRIPT = Path(__file__).with_name("evaluation.js")
 # Okabe-Ito colours, which colour-blind readers can tell apart; the symbol tells detectors of one colour apart.
 COLOURS = ("#1f5fa6", "#86b4e0", "#d55e00", "#e69f00", "#009e73", "#5fc9a8", "#7b4fa3", "#cc79a7", "#7a8592", "#a61b1b",
-           "#111111", "#8c6d31", "#b5bcc4")
+           "#111111", "#8c6d31", "#b5bcc4", "#56b4e9", "#f0a6ca")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "x", "cross")
 FLOOR = 0.01  # false alarms per 1000 at which the logarithmic axis begins; 0 is drawn there
 
