@@ -208,6 +208,7 @@ def test_labels_of_saturating_runs_are_checked(tmp_path):
         with pytest.raises(CorpusError, match=wrong):
             loaded(tmp_path, clipping(clipped=clipped, bad=bad), named)
     assert Facts.of(loaded(tmp_path, clipping(clipped=[(200, 1)], bad=[(250, 0)]))).incident == 1  # of the trace itself
+    assert Facts.of(loaded(tmp_path, clipping(clipped=[(200, 0)], bad=[(200, 1)]), label("saturating"))).incident == 0  # in order
 
 
 # --- alarms before an incident ---------------------------------------------------------------------------------------------

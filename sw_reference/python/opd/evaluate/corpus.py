@@ -159,7 +159,7 @@ def _contradiction(trace: Trace) -> str | None:
     meant, because they overflow under a loss scaler as a matter of course, nor then their norm."""
     forward = first_forward(trace, trace.nonfinite > 0)
     if forward is not None:
-        return f"{forward[1]} is non-finite at step {forward[0]}"
+        return f"{trace.probes[forward[1]].name} is non-finite at step {forward[0]}"
     found = signs(trace, scaler_at_work=trace.loss_scale is not None)
     return None if found is None else f"{found.what[0]} is non-finite at step {found.step}"
 
@@ -192,9 +192,9 @@ def _check(trace: Trace, label: Label, file: Path, labels_file: Path | None) -> 
             fail("class", f"{SATURATING}, but no activation holds a clipped value"
                  + (" (the trace has no counts of saturated elements)" if trace.saturated is None else ""))
         bad = first_forward(trace, trace.nonfinite > 0)
-        if bad is not None and bad[0] <= first[0]:
-            fail("class", f"{SATURATING}, but {bad[1]} is non-finite at step {bad[0]}, and the first clipped value is at step "
-                 f"{first[0]}")
+        if bad is not None and bad <= first:
+            fail("class", f"{SATURATING}, but {trace.probes[bad[1]].name} is non-finite at step {bad[0]}, and the first clipped "
+                 f"value is at step {first[0]}")
     if label.first_bad_op is not None:
         op = next((op for op, probe in enumerate(trace.probes) if probe.name == label.first_bad_op), None)
         if op is None:

@@ -26,10 +26,10 @@ def first_bad(bad: np.ndarray) -> np.ndarray:
     return np.where(bad.any(axis=0), bad.argmax(axis=0), len(bad))
 
 
-def first_forward(trace: Trace, values: np.ndarray) -> tuple[int, str] | None:
-    """Step and probe of the first activation, as they execute, for which `values`, bool [S, P], holds; None without one."""
+def first_forward(trace: Trace, values: np.ndarray) -> tuple[int, int] | None:
+    """Step and operator of the first activation, as they execute, for which `values`, bool [S, P], holds; None without one."""
     found = np.argwhere(values & np.array([probe.kind == "activation" for probe in trace.probes]))
-    return (int(trace.step[found[0][0]]), trace.probes[found[0][1]].name) if len(found) else None
+    return (int(trace.step[found[0][0]]), int(found[0][1])) if len(found) else None
 
 
 def earliest(trace: Trace, first: np.ndarray) -> int | None:
