@@ -64,10 +64,12 @@ def test_the_matched_table_by_hand(script):
     entries = [good | {"rule": rule} for rule in script.RULES]
     entries[1] |= {"threshold": None, "held_out": None, "lowest_rate": 6.82}
     entries[2] |= {"end_of_sweep": True}
+    entries[3] |= {"end_of_sweep": True, "unit": "-headroom in bits"}
     rows = script.matched_table({"matched": entries}).splitlines()
     assert rows[2] == ("| ≤ 1 | forecast | -1.25 (bits) | 9/10 | 70 / 12 steps | 6/8 | 7/8 (by chance -) | 0.65 / 0.00 / - |")
     assert rows[3] == "| ≤ 1 | forecast-no-jump | none: 6.82 at least | – | – | – | – | – |"
-    assert "| at most -1.25 (bits) |" in rows[4] and len(rows) == 2 + len(script.RULES)
+    assert "| at most -1.25 (bits) |" in rows[4] and "| at least 1.25 bits |" in rows[5]
+    assert len(rows) == 2 + len(script.RULES)
 
 
 def test_counts_and_state_bits(script):

@@ -143,9 +143,12 @@ def _by_class(entries: Sequence[dict]) -> list[str]:
     return lines
 
 
-def threshold(entry: dict) -> str:
-    """The threshold of an entry of `matched`; "at most" where the sweep has no more sensitive one."""
-    return ("at most " if entry["end_of_sweep"] else "") + f"{entry['threshold']:g}"
+def threshold(entry: dict, unit: bool = False) -> str:
+    """The threshold of an entry of `matched`; "at most" where the sweep has no more sensitive one. unit: say of what; headroom,
+    of which a rule wants the negative, in bits."""
+    if unit and entry["unit"].startswith("-"):
+        return ("at least " if entry["end_of_sweep"] else "") + f"{-entry['threshold']:g} bits"
+    return ("at most " if entry["end_of_sweep"] else "") + f"{entry['threshold']:g}" + (f" ({entry['unit']})" if unit else "")
 
 
 def _matched(entries: Sequence[dict]) -> list[str]:
