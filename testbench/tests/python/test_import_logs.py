@@ -169,6 +169,8 @@ SPELLED = {
     ("training loop", "epochs only"): (ROW, {"loss": 2.5}, (3, None)), ("training loop", "a loss alone"): (ROW, {"loss": 2.5}, None),
     ("training loop", "loss is nan"): (ROW, {"loss": NAN}, None), ("training loop", "TerminateOnNaN"): (ROW, {"loss": NAN}, 20),
     ("training loop", "detectron2, NaN"): (ROW, {"loss": NAN}, 20), ("training loop", "heading"): (MARK, {}, 20),
+    ("training loop", "heading with the epoch"): (MARK, {}, 20), ("training loop", "summary of wandb"): (EVALUATION, {}, None),
+    ("HF Trainer", "metrics at the end"): (EVALUATION, {}, None), ("progress bar", "Lightning, layers"): (KNOWN, {}, None),
 }
 EXAMPLES = {(tool.NAME, name): example for tool in logs.TOOLS for name, example in tool.SPELLINGS.items()}
 
@@ -193,6 +195,17 @@ def test_spelling(tool, name, put):
         assert reading.values[field] == value or math.isnan(value) and math.isnan(reading.values[field]), field
     if what in (ROW, AVERAGE, FALLBACK, MARK):
         assert (reading.epoch, reading.step) == place if isinstance(place, tuple) else reading.step == place
+
+
+def test_documented_spellings():
+    """The table of docs/importing.md is that of the code; on a mismatch the right one is printed."""
+    rows = ["| tool | spellings | kinds of lines |", "|---|---|---|"]
+    rows += [f"| {tool.NAME} | {len(tool.SPELLINGS)} | {'; '.join(tool.SPELLINGS)} |" for tool in logs.TOOLS]
+    rows.append(f"| {len(logs.TOOLS)} | {len(EXAMPLES)} | |")
+    document = (ROOT / "docs" / "importing.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- spellings: checked by test_import_logs.py -->\n(.*?)<!-- end -->", document, re.DOTALL)[1]
+    print("\n".join(rows))
+    assert found.strip().splitlines() == rows
 
 
 # A number in a line, and the same line when it is not finite. Where a tool prints NaN it must be read as one.
@@ -470,7 +483,7 @@ GOOD = "step: 10, loss: 2.5\n{}\nstep: 20, loss: 2.25\n"
     "GradScaler: scale is 32768.0, step skipped", "the loss exploded, restarting", "non-finite gradients in layer 3", "eval_loss: nan",
     "validation loss: inf", "iteration 201/    5000 | consumed sam", " lm loss: 3.1[rank3]: watchdog | loss scale: 1.0 |", "skipping step 14 (inf gradients)",
     "{'loss': 2.5, 'grad_norm': 0.5, 'learning_ra", "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65",
-    "[Rank 0] step=10, skipped=", ":::MLLOG {\"key\": \"train_loss\", \"value\": 2.", "DLLL {\"step\": [1, 2], \"data\"", "completed step: 41, seconds: 2.1",
+    "[Rank 0] step=10, skipped=", "step: 15, loss: 2.5e", "step: 15, loss:", "step 15 loss: 2.[rank1]:", ":::MLLOG {\"key\": \"train_loss\", \"value\": 2.", "DLLL {\"step\": [1, 2], \"data\"", "completed step: 41, seconds: 2.1",
     "Training epoch 0, iteration 20/999 | lr: 0.0001 | reduced_train_loss: 2.x", "iter 3: loss ", "Epoch(train)   [1][ 50/100]  lr: 1.0000e-02  eta: 0:3",
     "INFO | train_inner | {\"epoch\": 1, \"loss\": \"14.5\", \"num_updates\": \"3\", \"lr",
 ])

@@ -12,7 +12,7 @@ import re
 from opd.importers.logs.lines import Bar, Line
 from opd.importers.logs.metrics import EVALUATION as EVALUATION_WORD
 from opd.importers.logs.metrics import REAL, choose, field_of, find, whole
-from opd.importers.logs.reading import EVALUATION, MARK, ROW, Reading
+from opd.importers.logs.reading import EVALUATION, KNOWN, MARK, ROW, Reading
 
 NAME = "progress bar"
 SPELLINGS = {
@@ -24,6 +24,7 @@ SPELLINGS = {
     "Lightning, validation": "Validation DataLoader 0: 100%|##########| 10/10 [00:00<00:00, 198.6it/s]",
     "tqdm, postfix": " 50%|#####     | 50/100 [00:01<00:01, 49.6it/s, loss=2.5, grad_norm=1.25]",
     "tqdm, description": "Epoch: 3. Loss: 2.50000:  50%|#####     | 50/100 [00:01<00:01, 49.6it/s]",
+    "Lightning, layers": "1 | loss  | CrossEntropyLoss | 0     | train",
     "Keras": " 50/100 [=============>................] - ETA: 3s - loss: 2.5000 - accuracy: 0.3456",
     "Keras 3": " 50/100 ━━━━━━━━━━━━━━━━━━━━ 3s 9ms/step - accuracy: 0.3456 - loss: 2.5000",
     "Keras, one line per epoch": "100/100 - 5s - loss: 2.5000 - accuracy: 0.3456 - val_loss: 2.7500 - 5s/epoch - 50ms/step",
@@ -31,6 +32,7 @@ SPELLINGS = {
 
 _KERAS = re.compile(r"^(\d+)/(\d+)\s+(?:\[[=>.\s]*\]|[━╸╺\x20]+(?=\d)|-)\s*.*?-\s+\w")
 _RICH = re.compile(r"^(.*?)\s*(?:[━╸╺─-]{3,})\s*(\d+)/(\d+)\s+\d+:\d\d:\d\d\s*\S\s*\S+\s+\S*it/s\s*(.*)$")
+_LAYERS = re.compile(r"^\d+\s*\|\s*\w+\s*\|\s*[A-Z]\w*\s*\|")
 _NOT_TRAINING = re.compile(r"(?i)\bvalid|\bsanity|\btest|\bpredict|\beval|\bloading|\bdownload|\bmap\b|\btokeniz|\bgenerat|\bfilter")
 
 
@@ -38,6 +40,8 @@ def read(line: Line) -> Reading | None:
     """The reading of a bar, None for any other line."""
     if line.bar is not None:
         return _bar(line.bar)
+    if _LAYERS.match(line.text):
+        return Reading(KNOWN)
     if found := _RICH.match(line.text):
         done, total = whole(found[2]), whole(found[3])
         return None if done is None or not total else _bar(Bar(found[1], done, total, found[4]))
