@@ -9,6 +9,7 @@ import io
 import lzma
 import math
 import os
+import random
 import re
 import zipfile
 from pathlib import Path
@@ -18,10 +19,10 @@ import pytest
 
 from opd.importers import ImportFault, detect, import_file, logs
 from opd.importers.command import main
-from opd.importers.logs.lines import Line, lines
+from opd.importers.logs.lines import lines
 from opd.importers.logs.reading import AVERAGE, EVALUATION, FALLBACK, KNOWN, MARK, OVERFLOW, ROW
 from opd.importers.source import Source
-from opd.trace import Trace
+from opd.trace import Trace, TraceError
 from test_import import column, fault_of, traces_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,6 +147,7 @@ SPELLED = {
     ("progress bar", "Lightning"): (ROW, {"loss": 2.5}, (3, 50)), ("progress bar", "Lightning 1"): (ROW, {"loss": 2.5}, (3, 50)),
     ("progress bar", "Lightning, rich"): (ROW, {"loss": 2.5}, (3, 50)), ("progress bar", "NeMo 1"): (ROW, {"loss": 2.5}, (0, 50)),
     ("progress bar", "Lightning, validation"): (EVALUATION, {}, None),
+    ("progress bar", "tqdm, total not known"): (ROW, {"loss": 2.5}, (1, 50)),
     ("progress bar", "tqdm, postfix"): (ROW, {"loss": 2.5, "grad_norm": 1.25}, 50),
     ("progress bar", "tqdm, description"): (ROW, {"loss": 2.5}, (3, 50)),
     ("progress bar", "Keras"): (ROW, {"loss": 2.5}, 50), ("progress bar", "Keras 3"): (ROW, {"loss": 2.5}, 50),
@@ -656,6 +658,38 @@ def test_long_lines(only):
     assert only(GOOD.format("x " * 100000 + "loss: 2.5")).label == "unknown"
     states = "".join(bar(n, 3000, ", loss=2.5").strip("\r") for n in range(1, 3000))   # carriage returns lost
     assert len(only(states).step) == 2999
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_random_damage(part, put):
+    """Whatever the bytes are: a trace, or one of the two errors in one line; and a torn line is never a healthy run's."""
+    seed = int(os.environ.get("OPD_SEED", "0x1A97"), 0)
+    print(f"reproduce: OPD_SEED={seed}")
+    rng = random.Random(f"{seed} logs {part}")
+    examples = [example for key, example in EXAMPLES.items() if SPELLED[key][0] in (ROW, OVERFLOW)]
+    read = 0
+    for _ in range(40):
+        data = bytearray("\n".join(rng.choice(examples) for _ in range(rng.randint(1, 12))).encode())
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(data))
+            edit = rng.randrange(4)
+            if edit == 0:
+                data[at] = rng.randrange(256)
+            elif edit == 1:
+                del data[at:at + rng.randint(1, 30)]
+            elif edit == 2:
+                data[at:at] = rng.choice([b"nan", b"-1", b"1e999", b"{", b"]", b'"', b"|", b"\n", b"\r", b"\0", b"\xff", b"9" * 30, b"\x1b[", b"%|",
+                                          b"[rank3]:", b" 100%|##| 7/9 [00:01<00:01]", b"step=", b"loss: ", b"epoch "])
+            else:
+                other = rng.randrange(len(data))
+                data[at:at] = data[other:other + rng.randint(1, 60)]
+            data = data or bytearray(b"x")
+        try:
+            traces_of(put(bytes(data)), rng.choice([None, "training-log"]))
+            read += 1
+        except (ImportFault, TraceError) as error:
+            assert str(error).count("\n") == 0 and "; " in str(error)
+    assert read > 10
 
 
 # --- the inputs of ../shared/reports ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from opd.importers.names import SCALAR_OF, key
 
 # A number as Python, C, JavaScript and MSVC print it: 1.5e-3, 65,536, inf, NAN, -nan(ind), 1.#QNAN.
 REAL = (r"(?:[-+]?(?:1\.\#(?:INF|QNAN|SNAN|IND)\w*|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
-        r"|(?i:infinity|inf|nan)(?:\(\w+\))?)(?![\w#\[]|\.\d))")
+        r"|(?i:infinity|inf|nan)(?:\(\w+\))?)(?![\w#\[]|\.[\d\[]))")
 # What may stand around it: quotes, brackets, tensor(2.5, device='cuda:0'), np.float32(2.5).
 _OPEN = r"[\"'\[(\{]*(?:(?i:tensor|np\.float\d+|float|array|item)\(\[*(?:shape=\[[^\]]*\],\s*dtype=\w+,\s*value=\s*)?)?"
 VALUE = rf"{_OPEN}({REAL})"

@@ -22,6 +22,7 @@ SPELLINGS = {
     "NeMo 1": "Epoch 0: : 47%|####7     | 50/100 [06:19<07:13, v_num=gjbq, reduced_train_loss=2.500, global_step=49.00, "
               "consumed_samples=12288.0, train_step_timing in s=49.50]",
     "Lightning, validation": "Validation DataLoader 0: 100%|##########| 10/10 [00:00<00:00, 198.6it/s]",
+    "tqdm, total not known": "Epoch 1: : 50it [00:04,  4.36s/it, v_num=d3c7, reduced_train_loss=2.5, global_step=50.00]",
     "tqdm, postfix": " 50%|#####     | 50/100 [00:01<00:01, 49.6it/s, loss=2.5, grad_norm=1.25]",
     "tqdm, description": "Epoch: 3. Loss: 2.50000:  50%|#####     | 50/100 [00:01<00:01, 49.6it/s]",
     "Lightning, layers": "1 | loss  | CrossEntropyLoss | 0     | train",
@@ -59,4 +60,4 @@ def _bar(bar: Bar) -> Reading:
     values, named = choose(metrics)
     if "loss" not in values and "grad_norm" not in values:
         return Reading(MARK, step=bar.done)
-    return Reading(ROW, values, bar.done, bar.epoch, bar.total, loss_name=named, rewrites=True)
+    return Reading(ROW, values, bar.done, bar.epoch, bar.total or None, loss_name=named, rewrites=True)

@@ -48,7 +48,7 @@ def _training_bar(entries: list[Entry]) -> list[Entry]:
             if entry.line.bar.key != chosen:
                 continue
             bar = entry.line.bar
-            entry = replace(entry, reading=replace(entry.reading, step=bar.done, epoch=bar.epoch, length=bar.total))
+            entry = replace(entry, reading=replace(entry.reading, step=bar.done, epoch=bar.epoch, length=bar.total or None))
         kept.append(entry)
     return kept
 
