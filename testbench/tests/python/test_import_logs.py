@@ -20,7 +20,7 @@ import pytest
 from opd.importers import ImportFault, detect, import_file, logs
 from opd.importers.command import main
 from opd.importers.logs.lines import lines
-from opd.importers.logs.reading import AVERAGE, EVALUATION, FALLBACK, KNOWN, MARK, OVERFLOW, ROW
+from opd.importers.logs.reading import AVERAGE, EPOCH, EVALUATION, FALLBACK, KNOWN, MARK, OVERFLOW, ROW
 from opd.importers.source import Source
 from opd.trace import Trace, TraceError
 from test_import import column, fault_of, traces_of
@@ -171,7 +171,8 @@ SPELLED = {
     ("training loop", "epochs only"): (ROW, {"loss": 2.5}, (3, None)), ("training loop", "a loss alone"): (ROW, {"loss": 2.5}, None),
     ("training loop", "loss is nan"): (ROW, {"loss": NAN}, None), ("training loop", "TerminateOnNaN"): (ROW, {"loss": NAN}, 20),
     ("training loop", "detectron2, NaN"): (ROW, {"loss": NAN}, 20), ("training loop", "heading"): (MARK, {}, 20),
-    ("training loop", "heading with the epoch"): (MARK, {}, 20), ("training loop", "summary of wandb"): (EVALUATION, {}, None),
+    ("training loop", "heading with the epoch"): (MARK, {}, 20), ("training loop", "heading of an epoch"): (EPOCH, {}, (3, None)),
+    ("training loop", "summary of wandb"): (EVALUATION, {}, None),
     ("HF Trainer", "metrics at the end"): (EVALUATION, {}, None), ("progress bar", "Lightning, layers"): (KNOWN, {}, None),
 }
 EXAMPLES = {(tool.NAME, name): example for tool in logs.TOOLS for name, example in tool.SPELLINGS.items()}
@@ -195,7 +196,7 @@ def test_spelling(tool, name, put):
     assert reading.values.keys() == values.keys()
     for field, value in values.items():
         assert reading.values[field] == value or math.isnan(value) and math.isnan(reading.values[field]), field
-    if what in (ROW, AVERAGE, FALLBACK, MARK):
+    if what in (ROW, AVERAGE, FALLBACK, MARK, EPOCH):
         assert (reading.epoch, reading.step) == place if isinstance(place, tuple) else reading.step == place
 
 
@@ -358,6 +359,13 @@ def test_loss_scale_that_falls_without_a_line(only):
     assert bad(trace, "gradients") == [2, 4] and "the loss scale falls 1 times" in said(trace)
 
 
+def test_row_of_an_overflow_explains_the_scale_after_it(only):
+    """MindSpore prints the scale that a step ran with."""
+    line = "step {}/25, loss: 2.5, per_step_time: 153ms, overflow cond: {}, loss_scale: {}, global_norm: [1.25]\n".format
+    trace = only(line(1, True, 64.0) + line(2, False, 32.0) + line(3, False, 32.0) + line(4, False, 16.0))
+    assert bad(trace, "gradients") == [1, 4]
+
+
 def test_nan_iterations_of_megatron(only):
     """Within an interval whose mean is finite."""
     trace = only(iteration(10) + iteration(20, nans=2) + iteration(30))
@@ -373,6 +381,8 @@ def test_nan_iterations_of_megatron(only):
      "{ Epoch:[  2/  2], step:[    1/   19], loss: 2.5, per_step_time: 1ms, overflow cond: True, loss_scale: 1.0\n", [19, 20]),
     ("Epoch 1/2\n 50/100 [==>...] - ETA: 3s - loss: 2.5\n100/100 [====] - 1s - loss: 2.5\nEpoch 2/2\n 50/100 [==>...] - ETA: 3s - loss: nan\n",
      [50, 100, 150]),
+    ("Epoch 1/2\n100/100 - 5s - loss: 2.5 - val_loss: 2.5\nEpoch 2/2\n100/100 - 5s - loss: nan - val_loss: nan\n", [100, 200]),
+    ("Epoch 1\n-----\nloss: 2.5  [   64/60000]\nloss: 2.5  [ 6464/60000]\nEpoch 2\n-----\nloss: 2.5  [   64/60000]\n", [64, 6464, 60064]),
     ("Epoch 1 loss 2.5\nEpoch 2 loss 2.25\nEpoch 3 loss nan\n", [1, 2, 3]),
     ("Epoch 1 loss 2.5\nEpoch 1 loss 2.25\nEpoch 2 loss nan\n", [0, 1, 2]),
     ("loss 2.5\nloss 2.25\nloss nan\n", [0, 1, 2]),

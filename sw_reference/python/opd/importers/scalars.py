@@ -85,7 +85,7 @@ def read_rows(rows: list[Row], run: ImportedRun) -> list[Step]:
 class _Scaler:
     """The state of one loss scaler, row by row."""
     scale: float | None = None
-    is_explained: bool = False   # an overflow without its scale came since the scale was told
+    is_explained: bool = False   # an overflow came that does not tell the scale after it
     fell: int = 0
     doubled: int = 0
 
@@ -102,7 +102,7 @@ class _Scaler:
         elif not overflow and self.scale is not None and now < self.scale and not self.is_explained:
             overflow = True
             self.fell += 1
-        if row.is_overflow and after is None and row.loss_scale is None:
+        if row.is_overflow and after is None:
             self.is_explained = True
         elif now is not None or after is not None:
             self.is_explained = False

@@ -10,7 +10,7 @@ import re
 from opd.importers.logs import (apex, colossalai, deepspeed, dllogger, fairseq, gnmt, hf_trainer, loops, maxtext, megatron, mindspore,
                                 mlperf, nanogpt, nemo, openmmlab, paddle, progress, torchtitan)
 from opd.importers.logs.lines import Line, lines
-from opd.importers.logs.reading import EVALUATION, FALLBACK, KNOWN, MARK, SCALE, TORN, Reading, Tool
+from opd.importers.logs.reading import EPOCH, EVALUATION, FALLBACK, KNOWN, MARK, SCALE, TORN, Reading, Tool
 from opd.importers.logs.rows import Entry, note, selected
 from opd.importers.logs.steps import rows_of
 from opd.importers.logs.suspects import looks_like_one
@@ -48,7 +48,7 @@ def sniff(source: Source) -> int:
     found = peeked = 0
     for line in lines(source):
         entry = _entry(line)
-        if entry is not None and entry.reading.what not in (KNOWN, MARK, EVALUATION, SCALE):
+        if entry is not None and entry.reading.what not in (KNOWN, MARK, EPOCH, EVALUATION, SCALE):
             if entry.tool not in GENERAL:
                 return 2
             found = max(found, general if entry.reading.what != TORN else 0)

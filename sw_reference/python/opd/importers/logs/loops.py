@@ -14,7 +14,7 @@ import re
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import EVALUATION as EVALUATION_WORD
 from opd.importers.logs.metrics import Metric, choose, field_of, find, whole
-from opd.importers.logs.reading import EVALUATION, MARK, ROW, Reading, torn
+from opd.importers.logs.reading import EPOCH, EVALUATION, MARK, ROW, Reading, torn
 from opd.importers.logs.suspects import is_code, is_setting, without_paths
 
 NAME = "training loop"
@@ -50,6 +50,7 @@ SPELLINGS = {
     "detectron2, NaN": "FloatingPointError: Loss became infinite or NaN at iteration=20!",
     "heading": "[batch=20/1000]:",
     "heading with the epoch": "[step=20/1000,epoch=0]",
+    "heading of an epoch": "Epoch 3/10",
     "summary of wandb": "wandb:        train/loss 2.5",
 }
 
@@ -68,6 +69,7 @@ _PLACES = (   # epoch, step within it, length of it
     re.compile(r"^\[\s*(\d+)\s*/\s*\d+\]\[\s*(\d+)\s*/\s*(\d+)\]"))
 _SAMPLES = re.compile(r"\[\s*(\d+)\s*/\s*(\d+)\s*\]\s*$")
 _HEADING = re.compile(r"(?i)^\W*(?:global[ _]?step|step|iteration|iter|batch)\W{0,3}(\d+)(?:\s*(?:/|of)\s*\d+)?(?:,\s*epoch\W\d+)?\W*$")
+_EPOCH_HEADING = re.compile(r"(?i)^\W*epoch:?\s+(\d+)(?:\s*(?:/|of)\s*\d+)?\W*$")
 _BAD = r"(?:nan|inf(?:inity|inite)?|not finite|non-?finite)"
 _BAD_LOSS = re.compile(rf"(?i)(?<!['\"\w.])loss(?:es)?(?: value)?(?: (?:is|are|was|became|becomes|went|turned(?: into)?|contains|hit|reached|got))?"
                        rf"[ :=(]{{1,3}}(?:to |a |now )?(?:{_BAD}[ /](?:or )?)?{_BAD}\b|"
@@ -85,6 +87,8 @@ def read(line: Line) -> Reading | None:
     if found := _HEADING.match(text):
         step = whole(found[1])
         return None if step is None else Reading(MARK, step=step)
+    if found := _EPOCH_HEADING.match(text):
+        return None if (epoch := whole(found[1])) is None else Reading(EPOCH, epoch=epoch)
     if not _TELLS.search(text) or is_setting(text) or is_code(text):
         return None
     text = without_paths(text)
