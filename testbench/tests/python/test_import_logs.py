@@ -423,6 +423,14 @@ def test_rows_of_several_tools_complete_a_step(only):
     assert trace.framework == "DeepSpeed Megatron"
 
 
+def test_overflow_line_behind_the_row_of_its_step(only):
+    """Megatron-DeepSpeed: another rank's line comes between the engine's, the pipeline's and Megatron's of one step."""
+    late = "[2024-05-06 07:08:01,123] [INFO] [fused_optimizer.py:363:_update_scale] Reducing dynamic loss scale from 64 to 32.0\n"
+    pipe = "steps: {} loss: 2.5000 iter time (s): 4.2 samples/sec: 7.5\n".format
+    trace = only(engine(1, 1) + late + pipe(1) + iteration(1, scale=32) + engine(2, 1) + pipe(2) + iteration(2, scale=32))
+    assert trace.step.tolist() == [1, 2] and bad(trace, "gradients") == [1] and trace.framework == "DeepSpeed Megatron"
+
+
 def test_counters_that_differ(only):
     """A loop that counts micro-steps beside an engine that counts steps: one trace, the loop's steps."""
     trace = only("".join(f"step: {80 * n}, loss: 2.5\n" + engine(10 * n, n // 3) for n in range(1, 5)))

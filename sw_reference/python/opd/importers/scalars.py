@@ -214,7 +214,7 @@ def _place_events(rows: list[Row], run: ImportedRun) -> None:
             at += 1
         pending.clear()
 
-    writer = None
+    told: set[tuple[str, str]] = set()   # at the step of the row before: by whom, which values
     for row in rows:
         if row.step is None:
             pending.append(row)
@@ -224,13 +224,14 @@ def _place_events(rows: list[Row], run: ImportedRun) -> None:
         if pending:
             if last is not None and row.step > last:
                 place(last + 1, row.step)
-            elif row.step == last and row.writer != writer:   # completes the step before
+            elif row.step == last and not told & {(row.writer, name) for name in row.values}:   # completes the step before
                 place(last, last)
             elif last is not None and _continues(pending[0], scale):
                 place(last + 1, None)
             else:
                 place(max(0, row.step - len(pending)), row.step)
-        last, writer = row.step, row.writer
+        told = (told if row.step == last else set()) | {(row.writer, name) for name in row.values}
+        last = row.step
         if not row.is_mark:
             scale = row.values.get("scale_after", row.loss_scale if row.loss_scale is not None else scale)
     if pending:
