@@ -558,7 +558,7 @@ def test_null_beside_numbers(tmp_path):
     """Writers without NaN (orjson, pandas, JavaScript) write null."""
     rows = [{"step": 1, "loss": 2.5, "grad_norm": 1.5}, {"step": 2, "loss": None, "grad_norm": 1.25}]
     trace = one(tmp_path, lines(*rows), "a.jsonl")
-    assert trace.label == "unknown" and 'line 2: "loss is null, as writers without NaN write it"' in said(trace)
+    assert trace.label == "unknown" and 'line 2: "loss has no value: so writes NaN who has no NaN"' in said(trace)
     rows = [{"step": 1, "loss": 2.5, "eval_loss": None}, {"step": 1, "loss": None, "eval_loss": 2.5}, {"step": 2, "loss": 2.25, "eval_loss": None}]
     trace = one(tmp_path, lines(*rows), "a.jsonl")
     assert trace.label == "healthy" and trace.step.tolist() == [1, 2]
@@ -617,7 +617,7 @@ def test_torn_last_line(tmp_path):
     ("a.jsonl", '{"a": {"b": 1}, "a/b": 2, "loss": 1}\n', 'key "a/b" stands twice'),
     ("a.jsonl", '{"step": 1, "loss": "diverged"}\n', 'a.jsonl:1: loss: "diverged" is not a number; correct the value, or leave the cell empty'),
     ("a.jsonl", '{"step": 1, "loss": true}\n', 'a.jsonl:1: loss: "True" is not a number'),
-    ("a.jsonl", '{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": 0.5}\n', "no column is a step, probe name, layer, loss, gradient norm or loss scale with a "
+    ("a.jsonl", '{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": 0.5}\n', "no column is a probe name, layer, loss, gradient norm, loss scale or overflow flag with a "
      "value; recognised: step (step), accuracy (score); name the columns as docs/importing.md says"),
     ("a.json", '[{"step": 1, "loss": 2}, 5]', "is not a JSON object, but a row must be one"),
     ("a.json", '[{"step": 1, "loss": 2} {"step": 2; "loss": 3}]', "a.json:1: not valid JSON"),
