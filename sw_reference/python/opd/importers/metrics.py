@@ -60,7 +60,7 @@ def choose(points: Points) -> Choice:
         else:
             choice.left[name] = UNKNOWN if what in (None, "suspect", "step") else what
     _choose_loss(choice, found.get("loss", []), points)
-    if norms := _by_directness(found.get("grad_norm", []), "grad_norm"):
+    if norms := _by_directness(found.get("grad_norm", []), "grad_norm", points):
         choice.scalars["grad_norm"] = norms[0]
         choice.probes += [name for name in points if name in norms[1:]]
     choice.probes += found.get("norm", [])
@@ -74,7 +74,7 @@ def choose(points: Points) -> Choice:
         for name in found["loss_scale"]:
             choice.left.pop(name, None)
     for what in ("loss_scale", "scale_after", "scale_attempted"):
-        if scales := _by_directness(found.get(what, []), what):
+        if scales := _by_directness(found.get(what, []), what, points):
             choice.scalars[what] = scales[0]
             choice.flags |= dict.fromkeys(scales[1:], Meaning("falls"))
             if len(scales) > 1:
@@ -84,12 +84,13 @@ def choose(points: Points) -> Choice:
     return choice
 
 
-def _by_directness(names: list[str], what: str) -> list[str]:
-    return sorted(names, key=lambda name: (meaning(name).order, key(name) != what))
+def _by_directness(names: list[str], what: str, points: Points) -> list[str]:
+    """The names, best first: the most direct one, and of several such the one with the most values."""
+    return sorted(names, key=lambda name: (meaning(name).order, key(name) != what, -len(points[name])))
 
 
 def _choose_loss(choice: Choice, losses: list[str], points: Points) -> None:
-    whole = _by_directness([name for name in losses if meaning(name).is_whole], "loss")
+    whole = _by_directness([name for name in losses if meaning(name).is_whole], "loss", points)
     parts = [name for name in losses if not meaning(name).is_whole]
     totals = [name for name in parts if "total" in words(name)]
     for only in (parts, totals):

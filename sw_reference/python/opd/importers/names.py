@@ -119,7 +119,8 @@ class Meaning:
 
     what        "step", "epoch", "loss", "grad_norm", "norm", "lr", "loss_scale", "scale_after", "scale_attempted", "overflows",
                 "nan_losses", "finite" (a flag that is 0 where something is not), "suspect" (a count of what is not finite that
-                belongs to nothing known), "evaluation", "extreme of a bucket", or one of NO_OPERATOR; None: the name says nothing
+                belongs to nothing known), "evaluation", "extreme of a bucket", "counted by something else", or
+                one of NO_OPERATOR; None: the name says nothing
     is_whole    of a loss or gradient norm: it is the one of the whole model, not of a part
     order       among several such, the lowest is taken: 0 says it directly, 1 in more words, 10 and more is a mean over an epoch
                 or other summary
@@ -217,6 +218,9 @@ def meaning(name: str) -> Meaning:
         base = meaning(name[:-len("__MIN")])
         return base if base.what in BLAND else Meaning("extreme of a bucket")
     every = words(name)
+    if "vs" in every[1:-1]:   # "lm loss vs samples" of Megatron: the axis is no step
+        base = meaning(re.split(r"(?i)[^a-z]vs[^a-z]", name)[0])
+        return base if base.what in (*BLAND, "evaluation") else Meaning("counted by something else")
     found = set(every)
     parts = [part for part in (words(part) for part in name.split("/")) if part] or [[]]
     last = parts[-1]
