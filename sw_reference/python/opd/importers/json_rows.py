@@ -54,25 +54,26 @@ def _whole(digits: str) -> int | float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_whole)
 
 
-def is_rows(source: Source) -> int:
-    """2 for trainer_state.json, 1 for anything else that begins like an object, or an array of objects; else 0."""
+def is_rows(source: Source) -> float:
+    """2 for trainer_state.json, 1 for anything else that begins like an object, or an array of objects; 1.5 where lines of the
+    head are rows of metrics, other output of the job between them or not; else 0."""
     head = source.head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if head[:1] == b"[":
         return int(head[1:].lstrip()[:1] == b"{")
-    if head[:1] != b"{":
-        return int(any(isinstance(row := _value(line.decode("utf-8", "replace")), dict) and _is_known(row)
-                       for line in head.split(b"\n") if line[:1] == b"{"))
-    first = head.split(b"\n", 1)[0].decode("utf-8", "replace")
-    is_line = isinstance(_value(first), dict)
-    if b'"log_history"' in source.data and b'"Nodes"' not in source.head and not (is_line and len(source.data.split()) > 1
-                                                                                 and b"\n{" in source.data):
+    lines = [line.decode("utf-8", "replace") for line in head.split(b"\n") if line[:1] == b"{"]
+    first = _value(lines[0]) if lines and head[:1] == b"{" else None
+    is_several = first is not None and b"\n{" in source.data
+    if head[:1] == b"{" and b'"log_history"' in source.data and b'"Nodes"' not in source.head and not is_several:
         return 2
-    return int(is_line or re.match(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:', head) is not None)
+    if any(isinstance(row := _value(line), dict) and _is_known(row) for line in lines):
+        return 1.5
+    return int(isinstance(first, dict) or re.match(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:', head) is not None)
 
 
 def _is_known(row: dict) -> bool:
     """Whether an object is a row of metrics."""
-    return any(is_step(name) for name in row) and any(meaning(name).what in ("loss", "grad_norm", "loss_scale") for name in row)
+    names = [str(name) for name in row]
+    return any(map(is_step, names)) and any(meaning(name).what in ("loss", "grad_norm", "loss_scale") for name in names)
 
 
 def read_rows(source: Source, run: ImportedRun) -> Rows:
