@@ -296,6 +296,10 @@ int run_replay(ReplayOptions options, const Choice& choice, const std::string& w
 
 int run_info(const std::vector<fs::path>& files) {
   for (const fs::path& file : files) {
+    if (file.extension() == ".journal") {
+      say("{}", journal_text(file));
+      continue;
+    }
     const trace::Trace trace = trace::Trace::read(file);
     say("{}: {} ({}), {} steps {}..{}, {} probes{}\n", file.string(), trace.name(),
         trace.label_name(), trace.steps().size(), trace.steps().front(), trace.steps().back(),
@@ -439,8 +443,9 @@ int run(int argc, char** argv) {
                              "else (paths rtl and systemc)");
 
   std::vector<fs::path> info_files;
-  CLI::App* info_command = app.add_subcommand("info", "Say what a trace holds");
-  info_command->add_option("traces", info_files, "Trace files or folders")->required();
+  CLI::App* info_command =
+      app.add_subcommand("info", "Say what a trace, or the journal of a capture, holds");
+  info_command->add_option("traces", info_files, "Trace files, folders, journals")->required();
 
   CLI::App* registers_command =
       app.add_subcommand("registers", "List the device's registers with their reset values");

@@ -49,6 +49,13 @@ std::string write_report(const std::filesystem::path& out,
   });
 }
 
+std::string journal_text(const std::filesystem::path& journal) {
+  return with_python([&] {
+    const py::object text = py::module_::import("opd.capture.info").attr("journal_text");
+    return text(journal.string()).cast<std::string>();
+  });
+}
+
 double torch_abs_max_seconds(std::size_t bytes) {
   return with_python(
       [&] { return py::module_::import("opd.bench").attr("torch_abs_max")(bytes).cast<double>(); });

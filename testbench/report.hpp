@@ -11,6 +11,10 @@ namespace opd::tb {
 std::string write_report(const std::filesystem::path& out,
                          const std::vector<std::filesystem::path>& traces);
 
+/// opd.capture.info.journal_text(journal): what the journal of a capture holds, which may be growing.
+/// Throws std::runtime_error with Python's message.
+std::string journal_text(const std::filesystem::path& journal);
+
 /// opd.bench.torch_abs_max(bytes): seconds that torch.abs().max() takes on half elements, one
 /// thread; negative when PyTorch is not installed. Throws std::runtime_error with Python's message.
 double torch_abs_max_seconds(std::size_t bytes);

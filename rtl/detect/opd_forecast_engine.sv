@@ -34,7 +34,10 @@ module opd_forecast_engine (
   logic signed [17:0] deviation;       // d = 4*xb - m, 1/128 bit
   logic signed [18:0] rounding;        // 2^(shift-1)
   logic signed [18:0] correction;      // deviation / 2^shift, rounds half up
-  logic signed [20:0] projection;      // d * 2^forecast_shift
+  logic signed [18:0] allowed;         // lag: 128*max_lag, 1/128 bit
+  logic               lags;            // m + correction is further than that below the target
+  logic [1:0]         shift;           // s: FORECAST.SHIFT, or that of the 8-bit formats
+  logic signed [20:0] projection;      // d * 2^s
   logic signed [20:0] distance;        // 4*h * 2^n, 1/128 bit
   logic [10:0]        jump_threshold;  // j, 1/32 bit
   logic signed [14:0] forecast_below;  // headroom below which FORECAST and JUMP may be raised,
@@ -48,6 +51,9 @@ module opd_forecast_engine (
     deviation      = '0;
     rounding       = '0;
     correction     = '0;
+    allowed        = '0;
+    lags           = 1'b0;
+    shift          = '0;
     projection     = '0;
     distance       = '0;
     jump_threshold = '0;
@@ -61,11 +67,18 @@ module opd_forecast_engine (
     // A concatenation is unsigned and makes what it is compared with unsigned: $signed where a sign matters.
     if (valid_i) begin
       state_o = state_i;
+      shift   = cfg_i.forecast_shift;
       unique case (format_i)
         opd_reg_pkg::FormatFp16: limit = cfg_i.limit_fp16;
         opd_reg_pkg::FormatBf16: limit = cfg_i.limit_bf16;
-        opd_reg_pkg::FormatE4m3: limit = cfg_i.limit_e4m3;
-        opd_reg_pkg::FormatE5m2: limit = cfg_i.limit_e5m2;
+        opd_reg_pkg::FormatE4m3: begin
+          limit = cfg_i.limit_e4m3;
+          shift = cfg_i.forecast_shift_fp8;
+        end
+        opd_reg_pkg::FormatE5m2: begin
+          limit = cfg_i.limit_e5m2;
+          shift = cfg_i.forecast_shift_fp8;
+        end
         default:                 limit = cfg_i.limit_fp32;
       endcase
       headroom       = 15'(limit) - 15'(code_i);
@@ -74,7 +87,9 @@ module opd_forecast_engine (
       if (age_i != '0) deviation = 18'(target) - 18'(state_i.baseline);
       rounding       = (19'sd1 << cfg_i.baseline_shift) >>> 1;
       correction     = (19'(deviation) + rounding) >>> cfg_i.baseline_shift;
-      projection     = 21'(deviation) <<< cfg_i.forecast_shift;
+      allowed        = 19'($signed({1'b0, cfg_i.baseline_max_lag, 7'b0}));
+      lags           = cfg_i.baseline_max_lag != '0 && 19'(deviation) - allowed > correction;
+      projection     = 21'(deviation) <<< shift;
       distance       = 21'($signed({headroom, 2'b00}));
       jump_threshold = 11'(cfg_i.jump_threshold);
       if (scale_log2_i == '0) begin
@@ -91,7 +106,9 @@ module opd_forecast_engine (
 
       if (usable_i) begin
         // The new average lies between the old one and the target: 17 bits hold it.
-        state_o.baseline = age_i == '0 ? target : 17'(19'(state_i.baseline) + correction);
+        if (age_i == '0) state_o.baseline = target;
+        else if (lags) state_o.baseline = target - 17'(allowed);
+        else state_o.baseline = 17'(19'(state_i.baseline) + correction);
         forecast_o = headroom < forecast_below && projection > distance;
         critical_o = headroom <= 15'($signed({1'b0, cfg_i.critical_headroom}));
         jump_o     = headroom < jump_below && age_i >= cfg_i.jump_min_samples &&
@@ -107,6 +124,8 @@ module opd_forecast_engine (
       (target >= state_i.baseline)
           ? (state_o.baseline >= state_i.baseline && state_o.baseline <= target)
           : (state_o.baseline <= state_i.baseline && state_o.baseline >= target))
+  `OPD_ASSERT(BaselineIsNearTheSample_A, valid_i && usable_i && cfg_i.baseline_max_lag != '0,
+      19'(target) - 19'(state_o.baseline) <= allowed)
   `OPD_ASSERT(UnusableFreezesBaseline_A, valid_i && !usable_i,
       state_o.baseline == state_i.baseline)
 

@@ -39,7 +39,7 @@ package opd_reg_pkg;
   typedef enum logic [3:0] {
     FlagZ = 4'd0,  // z-score over its threshold (published engine)
     FlagD2 = 4'd1,  // second difference over its threshold (published engine)
-    FlagForecast = 4'd2,  // at the present rate the format's limit is less than about 60 steps away
+    FlagForecast = 4'd2,  // at the present rate the format's limit is less than about 60 steps away, of E4M3 and E5M2 about 30
     FlagCritical = 4'd3,  // headroom at or below CRITICAL.HEADROOM
     FlagJump = 4'd4,  // deviation from the baseline over JUMP.THRESHOLD, towards a limit that is near
     FlagNonfinite = 4'd5,  // at least one element is Inf or NaN
@@ -86,10 +86,12 @@ package opd_reg_pkg;
     logic [9:0] jump_threshold;
     logic [9:0] critical_headroom;
     logic [9:0] forecast_headroom_scaled;
+    logic [1:0] forecast_shift_fp8;
     logic [1:0] forecast_shift;
     logic [9:0] forecast_headroom;
     logic [7:0] baseline_warmup_samples;
     logic [7:0] baseline_reseed_run;
+    logic [3:0] baseline_max_lag;
     logic [3:0] baseline_shift;
     logic signed [13:0] limit_fp32;
     logic signed [13:0] limit_e5m2;
@@ -133,10 +135,12 @@ package opd_reg_pkg;
     jump_threshold: 10'd96,
     critical_headroom: 10'd32,
     forecast_headroom_scaled: 10'd20,
+    forecast_shift_fp8: 2'd1,
     forecast_shift: 2'd2,
     forecast_headroom: 10'd96,
     baseline_warmup_samples: 8'd16,
     baseline_reseed_run: 8'd16,
+    baseline_max_lag: 4'd3,
     baseline_shift: 4'd4,
     limit_fp32: 14'd4096,
     limit_e5m2: 14'd506,

@@ -141,12 +141,14 @@ module opd_regblock (
           end
           12'h120: begin  // BASELINE
             cfg_q.baseline_shift <= data_i[3:0];
+            cfg_q.baseline_max_lag <= data_i[7:4];
             cfg_q.baseline_reseed_run <= data_i[15:8];
             cfg_q.baseline_warmup_samples <= data_i[23:16];
           end
           12'h124: begin  // FORECAST
             cfg_q.forecast_headroom <= data_i[9:0];
             cfg_q.forecast_shift <= data_i[17:16];
+            cfg_q.forecast_shift_fp8 <= data_i[19:18];
             cfg_q.forecast_headroom_scaled <= data_i[29:20];
           end
           12'h128: begin  // CRITICAL
@@ -377,12 +379,14 @@ module opd_regblock (
         end
         12'h120: begin  // BASELINE
           data_o[3:0] = cfg_q.baseline_shift;
+          data_o[7:4] = cfg_q.baseline_max_lag;
           data_o[15:8] = cfg_q.baseline_reseed_run;
           data_o[23:16] = cfg_q.baseline_warmup_samples;
         end
         12'h124: begin  // FORECAST
           data_o[9:0] = cfg_q.forecast_headroom;
           data_o[17:16] = cfg_q.forecast_shift;
+          data_o[19:18] = cfg_q.forecast_shift_fp8;
           data_o[29:20] = cfg_q.forecast_headroom_scaled;
         end
         12'h128: begin  // CRITICAL

@@ -39,8 +39,9 @@ module forecast_props (
   end
 
   // docs/numerics.md, "Samples" and "Forecast engine", word for word.
-  longint x, xb, m, d, h, j, n, hf, hj, limit, step, new_m;
+  longint x, xb, m, d, h, j, n, hf, hj, lag, limit, step, new_m;
   int     age, run, new_age, new_run;
+  logic [1:0] s;
   logic   forecast, critical, jump;
 
   always_comb begin
@@ -63,9 +64,11 @@ module forecast_props (
     n        = desensitised_i ? $signed(64'(cfg_i.desensitise_horizon)) : 64'sd0;
     hf       = scale_log2_i != 8'sd0 ? $signed(64'(cfg_i.forecast_headroom_scaled)) : $signed(64'(cfg_i.forecast_headroom));
     hj       = scale_log2_i != 8'sd0 ? $signed(64'(cfg_i.jump_headroom_scaled)) : $signed(64'(cfg_i.jump_headroom));
-    forecast = h < hf && (d <<< cfg_i.forecast_shift) > ((64'sd4 * h) <<< n);
+    s        = format_i == 3'd2 || format_i == 3'd3 ? cfg_i.forecast_shift_fp8 : cfg_i.forecast_shift;
+    forecast = h < hf && (d <<< s) > ((64'sd4 * h) <<< n);
     critical = h <= $signed(64'(cfg_i.critical_headroom));
     jump     = h < hj && age >= 32'(cfg_i.jump_min_samples) && d > 64'sd4 * j;
+    lag      = $signed(64'(cfg_i.baseline_max_lag));
     step     = (d + (64'sd1 <<< (cfg_i.baseline_shift - 4'd1))) >>> cfg_i.baseline_shift;
 
     new_m   = m;
@@ -76,6 +79,7 @@ module forecast_props (
       if (cfg_i.baseline_reseed_run != '0 && new_run >= 32'(cfg_i.baseline_reseed_run)) new_age = 0;
     end else if (usable) begin
       new_m   = age == 0 ? 64'sd4 * xb : m + step;
+      if (age != 0 && lag != 0 && new_m < 64'sd4 * xb - 64'sd128 * lag) new_m = 64'sd4 * xb - 64'sd128 * lag;
       new_age = age < 255 ? age + 1 : 255;
     end
   end
@@ -103,6 +107,9 @@ module forecast_props (
           // Towards the target 4*xb, never past it.
           BaselineBetweenOldAndTarget: assert (64'sd4 * xb >= m ? m <= new_m && new_m <= 64'sd4 * xb
                                                                 : m >= new_m && new_m >= 64'sd4 * xb);
+        end
+        if (usable && lag != 0) begin
+          BaselineWithinItsLag: assert (64'($signed(state.baseline)) >= 64'sd4 * xb - 64'sd128 * lag);
         end
       end else begin
         NoSampleNoFlag: assert (!forecast_flag && !critical_flag && !jump_flag && !warmup_flag);

@@ -16,6 +16,7 @@ from opd.trace import Trace
 from scenario import InputError
 
 MANIFEST = "MANIFEST.json"
+FAULTY = ("injected", "data")  # classes that follow from what was done to a run, whether anything went wrong or not
 HEADING = """\
 # Written by traces/training/train.py. Classes are computed from the traces (traces/training/labels.py) or follow from what was
 # done to the run; the split is that of its scenario. docs/evaluation.md says what the fields mean.
@@ -37,21 +38,44 @@ def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> N
         fcntl.flock(lock, fcntl.LOCK_EX)
         manifest = _read(folder / MANIFEST, json.loads)
         manifest[file] = _manifest_entry(folder / file, trace)
-        write_whole(folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+        write_whole(folder / MANIFEST, _manifest_text(manifest).encode())
         runs = _read(folder / LABELS_FILE, _labels)
-        runs[trace.name] = {"class": found.name, "split": split, "first_bad_step": found.first_bad_step,
-                            "first_bad_op": found.first_bad_op, "event_step": found.event_step, "decided": found.decided}
+        runs[trace.name] = label_fields(found, split)
         tables = [label_table(name, runs[name]) for name in sorted(runs)]
         write_whole(folder / LABELS_FILE, "\n".join([HEADING, *tables]).encode())
     finally:
         os.close(lock)
 
 
+def label_fields(found: Class, split: str) -> dict[str, str | int | None]:
+    """Fields of a run's table in labels.toml. A fault that nothing went wrong by is said to be without an incident."""
+    none = found.name in FAULTY and found.first_bad_op is None
+    return {"class": found.name, "split": split, "incident": "none" if none else None, "first_bad_step": found.first_bad_step,
+            "first_bad_op": found.first_bad_op, "event_step": found.event_step, "decided": found.decided}
+
+
+def manifest_of(trace: Trace) -> dict:
+    """The trace's own manifest, without its longest lists: expressions of probes, and the steps in which some were absent."""
+    kept = {key: value for key, value in trace.manifest.items() if key != "absent"}
+    if "capture" in kept:
+        kept["capture"] = {key: value for key, value in kept["capture"].items() if key != "probes"}
+    return kept
+
+
 def _manifest_entry(path: Path, trace: Trace) -> dict:
     data = path.read_bytes()
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "label": trace.label, "steps": len(trace.step),
             "probes": len(trace.probes), "raw_steps": [int(trace.raw_step[0]), int(trace.raw_step[-1])] if trace.raw else [],
-            **trace.manifest}
+            **manifest_of(trace)}
+
+
+def _manifest_text(manifest: dict[str, dict]) -> str:
+    """JSON with one line for each field of a run."""
+    runs = []
+    for file, entry in sorted(manifest.items()):
+        fields = [f"  {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in sorted(entry.items())]
+        runs.append(f" {json.dumps(file)}: {{\n" + ",\n".join(fields) + "\n }")
+    return "{\n" + ",\n".join(runs) + "\n}\n"
 
 
 def _read(path: Path, parse) -> dict:

@@ -17,6 +17,7 @@ from opd.trace import Trace
 from scenario import Scenario, Training
 from torch import nn
 from workloads import KINDS
+from workloads.operators import Float8Cast
 from workloads.text import Text
 from workloads.workload import half_of
 
@@ -45,7 +46,8 @@ def train(scenario: Scenario, name: str, seed: int, text: Text, file: Path, comm
         raw = {"raw": scenario.raw.probes, "ring": scenario.raw.ring,
                "raw_steps": None if steps is None else range(steps[0], steps[1] + 1)}
     logging.getLogger("opd.capture").setLevel(logging.ERROR)
-    left = settings.after_incident
+    casts = [module for module in workload.model.modules() if isinstance(module, Float8Cast)]
+    left, clipped = settings.after_incident, False
     manifest = origin(scenario, seed, workload.source, command)
     with opd.capture(workload.model, path=file, optimizer=optimizer, probes=workload.probes, statistics="full", name=name,
                      seed=seed, model_text=workload.text, manifest=manifest, **raw) as capture:
@@ -70,25 +72,31 @@ def train(scenario: Scenario, name: str, seed: int, text: Text, file: Path, comm
             if gave_up:
                 report(f"{name}: loss scale below {settings.min_loss_scale:g}: the run has diverged and ends")
                 break
-            if capture.incident is not None:
+            clipped = clipped or scenario.incident == "saturation" and any(cast.clipped for cast in casts)
+            if capture.incident is not None or clipped:
                 left -= 1
                 if left < 0:
                     break
     return conclude(scenario, file)
 
 
+def class_of(trace: Trace, scenario: Scenario) -> Class:
+    """What the trace shows, or what follows from the fault of the scenario."""
+    found, fault = classify(trace, scenario.incident, scenario.sane_lr), scenario.fault
+    if fault is None:
+        return found
+    # Bad data that does no harm leaves a run what it is: a detector should stay quiet.
+    harmless = CLASSES.get(fault.kind) == "data" and found.first_bad_op is None
+    return dataclasses.replace(found, name=found.name if harmless else CLASSES.get(fault.kind, found.name),
+                               decided=f"{fault.text()}; {found.decided}",
+                               event_step=fault.step if fault.kind in CLASSES else None)
+
+
 def conclude(scenario: Scenario, file: Path) -> tuple[Trace, Class]:
     """Puts the class into the trace. Where no elements are kept it leaves out what the detectors do not read, so that many runs
     fit into a repository."""
     trace = Trace.read(file)
-    found = classify(trace, scenario.incident)
-    fault = scenario.fault
-    if fault is not None:
-        # Bad data that does no harm leaves a run what it is: a detector should stay quiet.
-        harmless = CLASSES.get(fault.kind) == "data" and found.first_bad_op is None
-        found = dataclasses.replace(found, name=found.name if harmless else CLASSES.get(fault.kind, found.name),
-                                    decided=f"{fault.text()}; {found.decided}",
-                                    event_step=fault.step if fault.kind in CLASSES else None)
+    found = class_of(trace, scenario)
     trace.label = found.name
     trace.manifest["label_reason"] = found.decided
     if scenario.raw is None:
@@ -120,6 +128,7 @@ def origin(scenario: Scenario, seed: int, source: dict[str, str], command: str) 
         "command": command, "scenario": scenario.name, "why": scenario.why, "seed": seed, "data": source,
         "settings": {**dataclasses.asdict(scenario.training), **dataclasses.asdict(scenario.model_settings)},
         "fault": None if scenario.fault is None else dataclasses.asdict(scenario.fault),
+        **({} if scenario.sane_lr is None else {"sane_lr": scenario.sane_lr}),
         "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
         "platform": {"machine": platform.machine(), "cpu": cpu_name(), "threads": 1,
                      "capability": torch.backends.cpu.get_cpu_capability()},

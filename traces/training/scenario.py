@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults import Fault
+from labels import INCIDENTS
 from opd.evaluate.corpus import SPLITS
 from opd.trace import LABELS
 from workloads import KINDS
-
-INCIDENTS = ("forward", "gradient")
 
 
 class InputError(ValueError):
@@ -108,7 +107,8 @@ class Scenario:
     seed_in_name: bool                 # of the runs; the only run of a scenario has the scenario's name
     training: Training
     model_settings: typing.Any
-    incident: str = "forward"          # which non-finite values count as incident: of the forward pass, or gradients as well
+    incident: str = "forward"          # which values count as incident, one of INCIDENTS: labels.py
+    sane_lr: float | None = None       # of a run that is put under stress: learning rate of a sane one
     fault: Fault | None = None
     raw: Raw | None = None
 
@@ -203,7 +203,12 @@ def _scenario(name: str, table) -> Scenario:
     seeds = {split: tuple(values) for split, values in seeds.items()}
     incident = table.pop("incident", INCIDENTS[0])
     if incident not in INCIDENTS:
-        raise InputError(f"incident: {incident!r} is unknown; use {' or '.join(INCIDENTS)}")
+        raise InputError(f"incident: {incident!r} is unknown; use one of {', '.join(INCIDENTS)}")
+    sane_lr = table.pop("sane_lr", None)
+    if sane_lr is not None and not (type(sane_lr) is float and 0 < sane_lr < math.inf):
+        raise InputError(f"sane_lr: {sane_lr!r} is no learning rate above 0; give that of a sane run, as 1e-3")
+    if (fixed["expect"] == "stressed") != (sane_lr is not None):
+        raise InputError("sane_lr: belongs to the runs that expect \"stressed\", and to all of them; add or remove it")
     fault, raw = table.pop("fault", None), table.pop("raw", None)
     types = _setting_types(model)
     for key, value in table.items():
@@ -213,7 +218,7 @@ def _scenario(name: str, table) -> Scenario:
             table[key] = float(value)
         elif type(value) is not types[key]:
             raise InputError(f"setting {key}: {value!r} is not a value of type {types[key].__name__}; correct it")
-    return Scenario(**fixed, seeds=seeds, seed_in_name=sum(map(len, seeds.values())) > 1, incident=incident,
+    return Scenario(**fixed, seeds=seeds, seed_in_name=sum(map(len, seeds.values())) > 1, incident=incident, sane_lr=sane_lr,
                     training=_replace(Training(), table), model_settings=_replace(KINDS[model].settings(), table),
                     fault=None if fault is None else _table(Fault, "fault", fault),
                     raw=None if raw is None else _table(Raw, "raw", raw))

@@ -40,7 +40,7 @@ class Order(IntEnum):
 class Flag(IntEnum):
     Z = 0  # z-score over its threshold (published engine)
     D2 = 1  # second difference over its threshold (published engine)
-    FORECAST = 2  # at the present rate the format's limit is less than about 60 steps away
+    FORECAST = 2  # at the present rate the format's limit is less than about 60 steps away, of E4M3 and E5M2 about 30
     CRITICAL = 3  # headroom at or below CRITICAL.HEADROOM
     JUMP = 4  # deviation from the baseline over JUMP.THRESHOLD, towards a limit that is near
     NONFINITE = 5  # at least one element is Inf or NaN
@@ -58,10 +58,12 @@ CONFIG_RESET = {
     "limit_e5m2": 506,
     "limit_fp32": 4096,
     "baseline_shift": 4,
+    "baseline_max_lag": 3,
     "baseline_reseed_run": 16,
     "baseline_warmup_samples": 16,
     "forecast_headroom": 96,
     "forecast_shift": 2,
+    "forecast_shift_fp8": 1,
     "forecast_headroom_scaled": 20,
     "critical_headroom": 32,
     "jump_threshold": 96,
@@ -106,10 +108,12 @@ CONFIG_RANGE = {
     "limit_e5m2": (-8192, 8191),
     "limit_fp32": (-8192, 8191),
     "baseline_shift": (1, 8),
+    "baseline_max_lag": (0, 15),
     "baseline_reseed_run": (0, 255),
     "baseline_warmup_samples": (0, 255),
     "forecast_headroom": (0, 1023),
     "forecast_shift": (0, 3),
+    "forecast_shift_fp8": (0, 3),
     "forecast_headroom_scaled": (0, 1023),
     "critical_headroom": (0, 1023),
     "jump_threshold": (0, 1023),

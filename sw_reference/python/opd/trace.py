@@ -26,10 +26,8 @@ from opd.file_kind import file_kind, is_foreign
 from opd.files import NotRegular, write_whole
 from opd.strict_json import JsonFault, parse_json
 from opd.texts import quoted
+from opd.trace_layout import COUNTS, KINDS, LABELS, MAX_PROBES, SERIES, VALUES
 
-LABELS = ("healthy", "stressed", "near-limit", "gradual", "sudden", "saturating", "injected", "data", "unknown")
-KINDS = ("activation", "weight", "gradient", "optimizer", "collective")
-MAX_PROBES = 65536  # op ids are 16 bits
 MAX_HEADER_BYTES = 64 << 20
 
 
@@ -53,9 +51,6 @@ FORMATS = {
 DTYPE_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
                "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8}
 
-COUNTS = ("nonfinite", "saturated", "subnormal", "zero")   # I64 [S, P]
-VALUES = ("max_abs", "min_abs", "mean", "var")             # F32 [S, P]
-SERIES = ("loss", "grad_norm", "lr", "loss_scale")         # F32 [S]
 _TENSORS = ("step", *COUNTS, *VALUES, *SERIES, "raw_step")
 _NUMPY = {"I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
 

@@ -142,6 +142,9 @@ def test_the_table_names_fields_and_stays_in_their_ranges():
     assert Z.fields(Z._code(5.0) - Z._code(1.0)) == {"z_threshold": 5.0, "z_threshold_desensitised": 6.0}
     assert HEADROOM.value(1) == 255 and JUMP.value(1) == 1 and SCALED.value(0) == CONFIG_RESET["forecast_headroom_scaled"]
     assert len(set(FORECAST.searched)) == len(FORECAST.searched)
+    shifts = [tuple(FORECAST.horizon.fields(value).values()) for value in (None, 3, 2, 1, 0)]
+    assert list(FORECAST.horizon.fields(0)) == ["forecast_shift", "forecast_shift_fp8"]
+    assert shifts == [(2, 1), (3, 2), (2, 1), (1, 0), (0, 0)]
 
 
 @needs_reference
@@ -203,7 +206,8 @@ def jump_thresholds(magnitudes: np.ndarray, shift: int) -> list[int]:
         code = 32 * ((bits >> 10) - 15) + fraction + (1, 2, 3, 3, 3, 3, 2, 1)[fraction >> 2]
         deviation = 4 * code - baseline if age else 0
         found.append(-(-deviation // 4) if age >= 16 and 512 - code < 256 else 0)
-        baseline = baseline + (deviation + (1 << (shift - 1)) >> shift) if age else 4 * code
+        moved = baseline + (deviation + (1 << (shift - 1)) >> shift)
+        baseline = max(moved, 4 * code - 3 * 128) if age else 4 * code
         age += 1
     return found
 

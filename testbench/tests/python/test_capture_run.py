@@ -384,4 +384,5 @@ def test_trainer_of_lightning(tmp_path):
     assert probe(trace, "gpt.blocks.0.norm1").shape == (2, 2, 8, 16) and "gpt.head.weight:exp_avg" in names(trace, "optimizer")
     with pytest.raises(ZeroDivisionError):
         run([CaptureCallback(tmp_path / "failed.safetensors")], fail_at=4)
-    assert Trace.read(tmp_path / "failed.safetensors").step.tolist() == [0, 1]
+    failed = Trace.read(tmp_path / "failed.safetensors")
+    assert failed.step.tolist() == [0, 1, 2] and failed.manifest["unfinished_step"] == 2

@@ -317,8 +317,8 @@ def test_lead_and_alarms_are_those_of_opd_replay(tmp_path):
 @needs_reference
 def test_the_settings_that_are_shown_are_the_reset_values():
     told = Forecast().settings
-    assert told == {"headroom_bits": 3, "headroom_scaled_bits": 0.625, "horizon_shift": 2, "baseline_shift": 4, "jump_bits": 3,
-                    "jump_headroom_bits": 8}
+    assert told == {"headroom_bits": 3, "headroom_scaled_bits": 0.625, "horizon_shift": 2, "horizon_shift_fp8": 1,
+                    "baseline_shift": 4, "max_lag_bits": 3, "jump_bits": 3, "jump_headroom_bits": 8}
     assert CONFIG_RESET["jump_headroom_scaled"] == 0  # what docs/evaluation.md says of jumps under a loss scale
     assert Forecast().threshold == told["jump_bits"] and Forecast(jump=False).threshold == -told["headroom_bits"]
     assert Forecast(jump=False).settings == {key: value for key, value in told.items() if not key.startswith("jump")}

@@ -381,7 +381,8 @@ def test_random_damage(name, sample_files, sample):
             outcomes["ok"] += 1
         except (ImportFault, TraceError):
             outcomes["error"] += 1
-    assert sum(outcomes.values()) == 60 and outcomes["error"] > 0
+    assert sum(outcomes.values()) == 60
+    assert outcomes["error"] > 0 or importer == "training-log"   # reads on behind a damaged line
 
 
 @pytest.mark.parametrize("name, old, new, error", [
@@ -398,15 +399,6 @@ def test_random_damage(name, sample_files, sample):
     ("monitor2", "0.grad_input.0,backward,0.0", "0.grad_input.0,backward", "3: 8 cells instead of 9"),
     ("inc", "700.0", '"700"', '7: "model.layers.0.q_proj.output.0" is not a magnitude'),
     ("inc", '"DynamicRange"', '"Scale"', '5: Mode "Scale" holds no measured magnitudes'),
-    ("megatron", "grad norm: 2.500 | number of skipped iterations:   1 | number of nan iterations:   0 |", "grad no",
-     '3: an iteration line that does not end with "|"'),
-    ("deepspeed", "reducing to 2048.0\n[2026-01-01 10:00:00,308]", "reducing\n[2026-01-01 10:00:00,308]",
-     "3: begins like a line of a training log"),
-    ("fairseq", "num_updates=500, lr", "lr", "4: a fairseq line without num_updates"),
-    ("fairseq", "scale to: 64.0", "scale to: 6x", "2: begins like a line of a training log"),
-    ("gnmt", "Loss/tok 9.5000", "Loss/tok", "6: begins like a line of a training log"),
-    ("mlperf", '"train_loss": 3.5,', '"train_loss": 3.5', "2: an MLPerf line whose value is not valid JSON"),
-    ("mlperf", ":::MLL 1561426937.657 grad_norm: {", ":::MLL {", "3: an MLPerf line without time, key and value"),
     ("long", "8,l0,out", "8,l0", "4: 10 cells instead of 11"),
     ("long", "\n8,l0,out", "\nx,l0,out", '4: step: "x" is not a number'),
     ("long", "8,l0,in,,torch.float16,,5", "8,l0,in,odd,torch.float16,,5", '5: kind: "odd" is not a kind'),
@@ -648,7 +640,8 @@ def test_tensorboard(sample):
     assert trace.grad_norm.tolist() == [0.5, 0.5, math.inf]
     assert table(trace) == {"fc1_activation": [50, 50, 100], "fc1/weight": [2, 3, 6], "loss": f32(2, 1, 2 / 3),
                             "grad_norm": [0.5] * 3}
-    assert column(trace, "grad_norm", "nonfinite") == [0, 0, 1] and "tags left out: eval/loss, throughput" in assumed(trace)
+    assert column(trace, "grad_norm", "nonfinite") == [0, 0, 1]
+    assert "tags left out: eval/loss (evaluation); throughput (throughput)" in assumed(trace)
     assert {p.name: p.shape for p in trace.probes}["fc1/weight"] == (3,) and kinds(trace)["fc1/weight"] == "weight"
     [weight] = traces_of(sample("tensorboard"), match="weight")
     assert column(weight, "fc1/weight", "mean") == f32(1, 0, -1)
@@ -677,14 +670,17 @@ def test_tensorboard_in_the_tensor_form(tmp_path):
 def test_npz(sample):
     [trace] = traces_of(sample("npz"), raw=True)
     assert trace.step.tolist() == [4, 9] and trace.loss.tolist() == [2.5, 1.5] and trace.loss_scale.tolist() == [1024, 512]
-    assert table(trace) == {"l0.out": [70, 65504], "bf": [2, 4], "l1.out": [1.5, 1.5], "l2": [3, 2]}
-    assert table(trace, "nonfinite") == {"l0.out": [1, 1], "bf": [0, 0], "l1.out": [0, 1], "l2": [0, 0]}
-    assert {p.name: (p.format, p.shape) for p in trace.probes} == {"l0.out": ("FP16", (4,)), "bf": ("BF16", (2,)),
-                                                                   "l1.out": ("FP32", ()), "l2": ("FP32", ())}
+    scalars = {"loss": [2.5, 1.5], "gradients": [0, 0], "loss_scale": [1024, 512]}
+    assert table(trace) == {"l0.out": [70, 65504], "bf": [2, 4], "l1.out": [1.5, 1.5], "l2": [3, 2], **scalars}
+    assert table(trace, "nonfinite") == {"l0.out": [1, 1], "bf": [0, 0], "l1.out": [0, 1], "l2": [0, 0], "loss": [0, 0],
+                                         "gradients": [0, 1], "loss_scale": [0, 0]}
+    assert {p.name: (p.format, p.shape) for p in trace.probes} == {
+        "l0.out": ("FP16", (4,)), "bf": ("BF16", (2,)), "l1.out": ("FP32", ()), "l2": ("FP32", ()),
+        **{name: ("FP32", ()) for name in scalars}}
     assert trace.raw["l0.out"].tobytes() == ELEMENTS.tobytes()
     assert trace.raw_step.tolist() == [4, 9]
     assert set(trace.raw) == {"l0.out", "bf"}
-    assert "name_of_run" in assumed(trace) and "raw elements of 2 of 4 probes" in assumed(trace)
+    assert "name_of_run" in assumed(trace) and "raw elements of 5 of 7 probes" in assumed(trace)
     assert traces_of(sample("npz"))[0].raw == {}
 
 

@@ -23,7 +23,9 @@ CAPTURED = ROOT / "traces" / "captured"
 CORPUS = ROOT / "traces" / "corpus"
 sys.path[:0] = [str(TRAINING), str(ROOT / "sw_reference" / "python")]
 
+import corpus  # noqa: E402
 import faults  # noqa: E402
+import loop  # noqa: E402
 import train  # noqa: E402
 from labels import classify, headroom  # noqa: E402
 from opd.evaluate.corpus import read_labels  # noqa: E402
@@ -113,6 +115,10 @@ def decisive(manifest: dict) -> dict:
     (TRAINING / "scenarios", CORPUS, "recurrent-lstm-healthy", 1),
     (TRAINING / "scenarios", CORPUS, "convnet-healthy", 2),
     (TRAINING / "scenarios", CORPUS, "minilm-healthy", 1),
+    (TRAINING / "scenarios", CORPUS, "vit-healthy", 1),
+    (TRAINING / "scenarios", CORPUS, "t5-healthy", 1),
+    (TRAINING / "scenarios", CORPUS, "recurrent-lstm-stressed", 1),
+    (TRAINING / "scenarios", CORPUS, "gpt-e4m3-saturating", 1),
 ])
 def test_the_program_reproduces_the_shipped_traces(tmp_path, file, folder, scenario, seed):
     """A short run equals the beginning of the long one, bit by bit: settings do not depend on the length of a run."""
@@ -169,6 +175,7 @@ def test_killed_run_leaves_its_steps_and_no_trace(tmp_path, text_file):
 def test_manifest_and_labels_are_those_of_the_files(file, folder):
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     labels = read_labels(folder / "labels.toml")
+    written = tomllib.loads((folder / "labels.toml").read_text())["runs"]
     scenarios = read_scenarios(file)
     runs = {name: (scenario, split, seed) for scenario in scenarios.values() for name, split, seed in scenario.runs}
     assert sorted(manifest) == sorted(path.name for path in folder.glob("*.safetensors"))
@@ -178,16 +185,16 @@ def test_manifest_and_labels_are_those_of_the_files(file, folder):
         data = (folder / f"{name}.safetensors").read_bytes()
         assert entry["sha256"] == hashlib.sha256(data).hexdigest() and entry["bytes"] == len(data)
         trace = Trace.parse(data, name)
-        assert {key: entry[key] for key in trace.manifest} == trace.manifest
+        kept = corpus.manifest_of(trace)
+        assert {key: entry[key] for key in kept} == kept and trace.manifest["capture"]["probes"]
         settings = {**dataclasses.asdict(scenario.training), **dataclasses.asdict(scenario.model_settings)}
         assert trace.manifest["settings"] == settings, f"{name}: {file} is not what the trace was made with"
         assert (trace.seed, entry["seed"], entry["why"]) == (str(seed), seed, scenario.why)
         # The class is computed again from the numbers.
-        found = classify(trace, scenario.incident)
-        computed = scenario.fault is None or faults.CLASSES.get(scenario.fault.kind) is None
-        assert label.kind == trace.label == scenario.expect and (found.name == scenario.expect or not computed), name
-        assert label.split == split and label.decided.endswith(found.decided)
-        assert (label.first_bad_step, label.first_bad_op) == (found.first_bad_step, found.first_bad_op)
+        found = loop.class_of(trace, scenario)
+        assert found.name == label.kind == trace.label == scenario.expect and label.decided == found.decided, name
+        fields = corpus.label_fields(found, split)
+        assert written[name] == {key: value for key, value in fields.items() if value is not None}
 
 
 def test_the_corpus_is_what_it_should_be():
@@ -290,6 +297,35 @@ def test_eight_bit_storage_does_not_saturate(format_name, largest, finite, overf
     assert values[:2].tolist() == [1.0, -largest] and not torch.isfinite(values[2:]).any()
 
 
+@pytest.mark.parametrize("format_name, largest, rounds_down, below", [("E4M3", 448, 432.5, 431), ("E5M2", 57344, 53249, 53247)])
+def test_eight_bit_storage_that_saturates(format_name, largest, rounds_down, below):
+    cast = Float8Cast(f"{format_name}-saturating")
+    stored = cast(torch.tensor([1.0, -rounds_down, 1e6, -torch.inf, torch.nan]))
+    assert stored.dtype == Float8Cast(format_name).dtype and cast.clipped
+    values = stored.float()
+    assert values[:4].tolist() == [1.0, -largest, largest, -largest] and torch.isnan(values[4])
+    assert cast(torch.tensor([below])).float().item() < largest and not cast.clipped
+
+
+def test_a_saturated_run_ends_some_steps_after_its_incident(small, capsys):
+    """The same run, with a cast that makes NaN and with one that clips: the same step, another class."""
+    addition = 'lr = 1.0\nwarmup = 0\nclip = 0.0\nnorm = "none"\nafter_incident = 2\nstore = "{}"\nincident = "{}"\n'
+    found = {}
+    for store, incident in (("E4M3", "forward"), ("E4M3-saturating", "saturation")):
+        status, folder = small(addition.format(store, incident), "--steps", "60")
+        trace = Trace.read(folder / "small.safetensors")
+        found[store] = tomllib.loads((folder / "labels.toml").read_text())["runs"]["small"]
+        assert status == 1  # SCENARIO expects a healthy run
+        assert trace.step[-1] == found[store]["first_bad_step"] + 2
+    clipped, op = found["E4M3-saturating"], found["E4M3-saturating"]["first_bad_op"]
+    assert clipped["class"] == "saturating" and op.endswith(".cast") and found["E4M3"]["class"] in ("gradual", "sudden")
+    assert clipped["first_bad_step"] <= found["E4M3"]["first_bad_step"]
+    at = list(trace.step).index(clipped["first_bad_step"])
+    column = [probe.name for probe in trace.probes].index(op)
+    assert trace.saturated[at, column] > 0 and not trace.saturated[:at].any() and trace.max_abs[at, column] == 448
+    assert not trace.nonfinite[: at + 1, column].any()
+
+
 @pytest.mark.parametrize("dtype, bit, value, flipped", [
     (torch.float16, 14, 1.0, float("inf")), (torch.float16, 14, 0.75, 49152.0), (torch.float16, 15, 2.0, -2.0),
     (torch.float32, 0, 1.0, 1.0 + 2.0**-23), (torch.bfloat16, 7, 1.0, 0.5), (torch.float8_e4m3fn, 3, 1.0, 0.5)])
@@ -373,6 +409,50 @@ def test_labels():
     assert label_of(overflow, bad=10, kind="gradient", incident="gradient") == "gradual"
 
 
+def saturated_trace(formats: list[str], kinds: list[str], maxima: list[list[float]], saturated: list[list[int]]) -> Trace:
+    probes = [Probe(f"op{i}", kind, form, (4,)) for i, (kind, form) in enumerate(zip(kinds, formats))]
+    return Trace("t", "data", probes, np.arange(len(maxima)) + 100, np.array(maxima, np.float32),
+                 np.zeros((len(maxima), len(probes)), np.int64), saturated=np.array(saturated, np.int64))
+
+
+def test_labels_of_saturated_runs():
+    """The first activation in an 8-bit format that holds its largest number; not a gradient, not an FP16 operator."""
+    trace = saturated_trace(["FP16", "E4M3", "E5M2", "E4M3"], ["activation", "gradient", "activation", "activation"],
+                            [[1, 1, 1, 1]] * 3 + [[65504, 448, 1, 1], [1, 1, 57344, 448]],
+                            [[0, 0, 0, 0]] * 3 + [[1, 2, 0, 0], [0, 0, 3, 4]])
+    found = classify(trace, "saturation")
+    assert (found.name, found.first_bad_step, found.first_bad_op) == ("saturating", 104, "op2")
+    assert "holds 3 values of magnitude 57344, the largest of E5M2, at step 104, after 0 steps" in found.decided
+    assert classify(trace).name == "near-limit" and classify(trace, "gradient").name == "near-limit"
+    trace.nonfinite[2, 3] = 1  # before it: then that is the incident
+    assert (classify(trace, "saturation").name, classify(trace, "saturation").first_bad_step) == ("sudden", 102)
+    trace.nonfinite[2, 3], trace.saturated = 0, None
+    found = classify(trace, "saturation")
+    assert (found.name, found.first_bad_op) == ("near-limit", None)
+    assert found.decided.startswith("no forward value is non-finite or saturated; ")
+
+
+@pytest.mark.parametrize("largest, sane, maximum, expected", [
+    (5e-3, 1e-3, 4094.0, "stressed"), (5e-2, 1e-3, 4094.0, "stressed"), (4.9e-3, 1e-3, 4094.0, "healthy"),
+    (5.1e-2, 1e-3, 4094.0, "healthy"), (1e-2, 1e-3, 4096.0, "near-limit"), (1e-2, None, 4094.0, "healthy")])
+def test_labels_of_stressed_runs(largest, sane, maximum, expected):
+    """Healthy by its numbers, and a learning rate of 5 to 50 times the sane one at its largest."""
+    trace = saturated_trace(["FP16"], ["activation"], [[maximum]] * 3, [[0]] * 3)
+    trace.lr = np.array([0.0, largest, largest / 10], np.float32)
+    found = classify(trace, "forward", sane)
+    assert found.name == expected and found.first_bad_op is None
+    assert ("times a sane one" in found.decided) == (sane is not None and expected != "near-limit")
+
+
+def test_a_fault_by_which_nothing_went_wrong_is_said_to_be_no_incident(small):
+    _, flipped = small('fault = { kind = "flip-weight", step = 3, target = "head.weight", bit = 0 }')
+    _, broken = small('fault = { kind = "hidden-query", step = 3, target = "block.0.attn" }')
+    entries = [tomllib.loads((folder / "labels.toml").read_text())["runs"]["small"] for folder in (flipped, broken)]
+    assert [entry["class"] for entry in entries] == ["injected"] * 2 and [entry["event_step"] for entry in entries] == [3, 3]
+    assert entries[0]["incident"] == "none" and "first_bad_op" not in entries[0]
+    assert "incident" not in entries[1] and entries[1]["first_bad_step"] == 3
+
+
 def test_a_class_that_was_not_expected_is_said(small, capsys):
     status, folder = small('[bad]\nwhy = "x"\nmodel = "gpt"\nexpect = "sudden"\ntuning = [1]\nsteps = 2\nlayers = 1\n')
     assert status == 1
@@ -430,6 +510,12 @@ def test_a_class_that_was_not_expected_is_said(small, capsys):
     ('[b]\nwhy = "x"\nmodel = "net"\nexpect = "healthy"\n', [], "b: model: 'net' is unknown; use one of gpt, "),
     ('[b]\nwhy = "x"\nmodel = "gpt"\nexpect = "good"\n', [], "b: expect: 'good' is no class"),
     ('incident = "loss"\n', [], "small: incident: 'loss' is unknown"),
+    ("sane_lr = 1e-3\n", [], "small: sane_lr: belongs to the runs that expect \"stressed\""),
+    ("sane_lr = 0.0\n", [], "small: sane_lr: 0.0 is no learning rate above 0"),
+    ('[b]\nwhy = "x"\nmodel = "gpt"\nexpect = "stressed"\n', [], "b: sane_lr: belongs to the runs that expect"),
+    ("", ["--set", "store=E3M4"], "store: 'E3M4' is unknown; use one of half, E4M3, "),
+    ('[b]\nwhy = "x"\nmodel = "t5"\nexpect = "healthy"\ntuning = [1]\ngap = 24\n', [], "b: gap: 24 of 24 characters"),
+    ('[b]\nwhy = "x"\nmodel = "vit"\nexpect = "healthy"\ntuning = [1]\npatch = 3\n', [], "b: patch: 3 does not divide"),
     ("held-out = [7]\n", [], "the run small-7 stands there twice"),
 ])
 def test_bad_settings(small, addition, arguments, message, capsys):

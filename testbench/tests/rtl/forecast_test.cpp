@@ -149,6 +149,38 @@ TEST(Baseline, ShiftIsTheWeight) {
   expect_baseline({{kOne, 1, 0}, {0x4400, 65, 0}}, 5, config);  // d = 256: (256+128)>>8 = 1
 }
 
+/// 0x3F00 under a scale of 2^4: xb = 26 - 128 = -102, so m = -408. kOne under 2^16: m = -2044.
+TEST(Baseline, LagsThreeBitsAtMost) {
+  EXPECT_EQ(Config{}.baseline_max_lag, 3);
+  expect_baseline({{0x3F00, 26, 4}, {kZero, 0, 0}}, -382);  // d = 408: 26, and 382 are left
+  expect_baseline({{0x3F00, 26, 4}, {kOne, 1, 0}}, -380);   // d = 412: 26, and 386 would be
+  expect_baseline({{kOne, 1, 16}, {kTwo, 2, 0}}, -376);     // 8 - 384
+  expect_baseline({{kOne, 1, 16}, {kTwo, 2, 0}, {kTwo, 2, 0}}, -352);  // d = 384: 24
+  // Downwards without bound: m = 2052, d = -2044: -127.75, rounded half up to -128.
+  expect_baseline({{kOne, 1, -16}, {kTwo, 2, 0}}, 1924);
+  Config config;
+  config.baseline_max_lag = 1;
+  expect_baseline({{kOne, 1, 16}, {kTwo, 2, 0}}, -120, config);  // 8 - 128
+  config.baseline_max_lag = 15;
+  expect_baseline({{kOne, 1, 16}, {kTwo, 2, 0}}, -1912, config);   // 8 - 1920
+  expect_baseline({{0x3F00, 26, 4}, {kOne, 1, 0}}, -382, config);  // the average alone
+  config.baseline_max_lag = 0;                                     // no bound
+  expect_baseline({{kOne, 1, 16}, {kTwo, 2, 0}}, -1916, config);   // d = 2052: 128
+  expect_baseline({{0x3F00, 26, 4}, {kOne, 1, 0}}, -382, config);
+}
+
+/// A jump is judged against the baseline before it, and one that stays is no jump any more.
+TEST(Jump, AStepThatStaysIsAJumpOnce) {
+  for (const int max_lag : {3, 0}) {
+    Config config;
+    config.baseline_max_lag = static_cast<std::uint8_t>(max_lag);
+    Pins<Vopd_top> pins(config);
+    for (std::uint32_t i = 0; i < 16; ++i) pins.sample(finite(9, i, kOne));
+    EXPECT_TRUE(raised(pins.sample(finite(9, 16, 0x5C00)), Flag::kJump));
+    EXPECT_EQ(raised(pins.sample(finite(9, 17, 0x5C00)), Flag::kJump), max_lag == 0);
+  }
+}
+
 TEST(Baseline, NonfiniteAndAllZeroFreezeIt) {
   Config config;
   Pins<Vopd_top> pins(config);
@@ -186,6 +218,44 @@ TEST(Forecast, NeedsLittleHeadroomAndEnoughDeviation) {
     EXPECT_EQ(raised(pins.sample(finite(0, 1, row.second)), Flag::kForecast), row.forecast)
         << row.first;
   }
+}
+
+/// E4M3 and E5M2 have FORECAST.SHIFT_FP8, the other formats FORECAST.SHIFT. h = 25 in each row: d << s > 100.
+TEST(Forecast, TheEightBitFormatsHaveAHorizonOfTheirOwn) {
+  struct Row {
+    Format format;
+    std::uint32_t first, second;
+    int deviation;
+    bool eight_bits;
+  };
+  const Row rows[] = {
+      {Format::kE4m3, 0x77, 0x78, 16, true},       // x 253 then 257, limit 282
+      {Format::kE4m3, 0x75, 0x78, 40, true},       // 247
+      {Format::kE4m3, 0x74, 0x78, 56, true},       // 243
+      {Format::kE5m2, 0x77, 0x78, 28, true},       // x 474 then 481, limit 506
+      {Format::kE5m2, 0x76, 0x78, 56, true},       // 467
+      {Format::kFp16, 0x7820, 0x78A0, 20, false},  // x 482 then 487, limit 512
+      {Format::kFp16, 0x7760, 0x78A0, 40, false},  // 477
+      {Format::kBf16, 0x7F04, 0x7F14, 20, false},  // x 4066 then 4071, limit 4096
+      {Format::kFp32, 0x7F040000, 0x7F140000, 20, false},
+  };
+  int compared = 0;
+  for (const Row& row : rows) {
+    for (const int shift : {0, 1, 2, 3}) {
+      Config config;
+      config.forecast_shift = static_cast<std::uint8_t>(row.eight_bits ? 3 - shift : shift);
+      config.forecast_shift_fp8 = static_cast<std::uint8_t>(row.eight_bits ? shift : 3 - shift);
+      Pins<Vopd_top> pins(config);
+      pins.sample(finite(0, 0, row.first, row.format));
+      EXPECT_EQ(raised(pins.sample(finite(0, 1, row.second, row.format)), Flag::kForecast),
+                row.deviation << shift > 100)
+          << int(row.format) << " " << row.first << " shift " << shift;
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 36);
+  EXPECT_EQ(Config{}.forecast_shift, 2);
+  EXPECT_EQ(Config{}.forecast_shift_fp8, 1);
 }
 
 /// The baseline of the jumps below: x = 193.

@@ -40,6 +40,9 @@ class Scoreboard {
     std::uint64_t upsets = 0;
     std::uint64_t modes = 0;  ///< reads of the mode port compared
     std::uint64_t irq_high = 0;
+    std::uint64_t baselines_held =
+        0;                            ///< samples after which BASELINE.MAX_LAG decided the baseline
+    std::uint64_t forecasts_fp8 = 0;  ///< FORECAST of E4M3 and E5M2
   };
 
   explicit Scoreboard(const DeviceParameters& parameters)
@@ -206,6 +209,7 @@ class Scoreboard {
     next_ = seq + 1;
     const Statistic& completion = pushed_[seq];
     corrupt_.erase(completion.descriptor.op);
+    const std::int32_t baseline = baseline_of(completion.descriptor.op);
     const auto detection = cpu_.complete(seq, completion.descriptor, completion.summary);
     if (!detection) {
       ADD_FAILURE() << "the device detected an illegal completion, seq " << seq;
@@ -224,6 +228,9 @@ class Scoreboard {
                              << detection->record.op << ": " << difference->field << ": cpu "
                              << difference->left_value << ", device " << difference->right_value;
     ++counts.records;
+    counts.baselines_held += baseline_is_held(completion, baseline);
+    counts.forecasts_fp8 += element_bytes(completion.descriptor.format) == 1 &&
+                            (output.record.flags & flag_bit(Flag::kForecast)) != 0;
     ++formats[output.record.format];
     ++modes[output.record.mode];
     ++causes[output.record.cause];
@@ -233,6 +240,21 @@ class Scoreboard {
       flags_under_scale[f] += completion.descriptor.scale_log2 != 0 ? raised : 0u;
     }
     return detection->event();
+  }
+
+  std::int32_t baseline_of(std::uint16_t op) const {
+    return op < parameters_.num_ops ? cpu_.states()[op].forecast.baseline : 0;
+  }
+
+  /// The sample was more than MAX_LAG above the baseline, and the baseline is now that far below it.
+  bool baseline_is_held(const Statistic& sample, std::int32_t before) const {
+    const auto max_lag = 128 * static_cast<std::int32_t>(driver::extract(
+                                   driver::field("BASELINE.MAX_LAG"), stored_.at(reg::kBaseline)));
+    const std::int32_t target =
+        4 * (ref::log2_code(sample.descriptor.format, sample.summary.max_mag) -
+             32 * sample.descriptor.scale_log2);
+    return max_lag != 0 && target - before > max_lag &&
+           target - baseline_of(sample.descriptor.op) == max_lag;
   }
 
   // --- commands ---

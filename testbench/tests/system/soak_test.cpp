@@ -143,11 +143,13 @@ void soak(PinDevice& rtl, const Soak& what, CorruptibleDevice* corruptible = nul
       "      APB: %llu reads compared, %llu accesses refused, %llu configuration registers and "
       "%llu learning-rate changes, %llu commands\n"
       "      %llu events made, %llu of them lost, %llu read and compared, %llu upsets, %llu reads "
-      "of the mode port, irq high for %llu cycles\n",
+      "of the mode port, irq high for %llu cycles\n"
+      "      %llu baselines held by MAX_LAG, %llu forecasts of 8-bit formats\n",
       number(cycles), number(beats), number(n.records), number(scoreboard.unseen()),
       number(n.reads), number(n.refused), number(n.configurations), number(n.learning_rate_changes),
       number(n.commands), number(n.events), number(n.events_lost), number(n.events_read),
-      number(n.upsets), number(n.modes), number(n.irq_high));
+      number(n.upsets), number(n.modes), number(n.irq_high), number(n.baselines_held),
+      number(n.forecasts_fp8));
   EXPECT_GE(n.records, what.beats / 100);
   EXPECT_GE(n.vectorised, what.beats / 1000);
   EXPECT_EQ(scoreboard.unseen_counted(), scoreboard.unseen());
@@ -163,6 +165,10 @@ void soak(PinDevice& rtl, const Soak& what, CorruptibleDevice* corruptible = nul
   EXPECT_GT(n.modes, cycles / 2);
   EXPECT_GT(n.irq_high, 0u);
   EXPECT_LT(n.irq_high, cycles);
+  if (parameters.forecast_engine) {
+    EXPECT_GT(n.baselines_held, what.beats / 1000);
+    EXPECT_GT(n.forecasts_fp8, what.beats / 10000);
+  }
   for (unsigned format = 0; format < kFormatNames.size(); ++format)
     EXPECT_GT(scoreboard.formats[format], 0u) << kFormatNames[format];
   for (unsigned mode = 0; mode < kModeNames.size(); ++mode)

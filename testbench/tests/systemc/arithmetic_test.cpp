@@ -266,18 +266,86 @@ TEST(SystemcForecastEngine, BaselineByHand) {
   EXPECT_EQ(state, (ForecastState{12, 4, 0}));
 }
 
-TEST(SystemcForecastEngine, ASteadyRampLeavesALagOfFifteenSteps) {
-  const ForecastEngine engine{kFixedConfig};
+/// How far the baseline is below the last of many samples, each a doubling above the one before.
+int lag_of_a_ramp(std::uint8_t max_lag) {
+  Config config = kFixedConfig;
+  config.baseline_max_lag = max_lag;
+  const ForecastEngine engine{config};
   ForecastState state;
   OpDescriptor fp32 = kFp16;
   fp32.format = Format::kFp32;
   int x = 0;
-  for (std::uint32_t exponent = 1; exponent <= 200; ++exponent) {  // one doubling per step
+  for (std::uint32_t exponent = 1; exponent <= 200; ++exponent) {
     engine.detect(fp32, finite(exponent << 23), state);
     x = log2_code(Format::kFp32, exponent << 23);
   }
+  return 4 * x - state.baseline;
+}
+
+TEST(SystemcForecastEngine, ASteadyRampLeavesALagOfFifteenStepsOrWhatIsAllowed) {
   // Rounding of 8/128 bit at most per step, over 16 steps.
-  EXPECT_NEAR(4 * x - state.baseline, 15 * 128, 8);
+  EXPECT_NEAR(lag_of_a_ramp(0), 15 * 128, 8);
+  for (const int bits : {1, 3, 14}) {
+    EXPECT_EQ(lag_of_a_ramp(static_cast<std::uint8_t>(bits)), 128 * bits);
+  }
+}
+
+TEST(SystemcForecastEngine, TheBaselineIsHeldBelowASampleAndNotAboveIt) {
+  struct Row {
+    int baseline, after;
+  };
+  // 2.0: x = 33, 4x = 132, and 132 - 384 = -252.
+  const Row rows[] = {
+      {132 - 409, -251},   // d = 409: (409 + 8) >> 4 = 26, -277 + 26
+      {132 - 410, -252},   // 26: just there
+      {132 - 411, -252},   // 26: -253 would be left
+      {132 - 424, -252},   // 27: -265 would be left
+      {-30000, -252},      //
+      {132 - 384, -228},   // 24
+      {132 + 411, 517},    // -403 / 16 = -25.2, down to -26
+      {132 + 9999, 9506},  // -9991 / 16 = -624.4, down to -625
+  };
+  const ForecastEngine engine{kFixedConfig};
+  for (const Row& row : rows) {
+    ForecastState state{row.baseline, 1, 0};
+    engine.detect(kFp16, finite(0x4000), state);
+    EXPECT_EQ(state.baseline, row.after) << row.baseline;
+  }
+  ForecastState seeded{-30000, 0, 0};  // the first sample: nothing to hold
+  engine.detect(kFp16, finite(0x4000), seeded);
+  EXPECT_EQ(seeded.baseline, 132);
+}
+
+TEST(SystemcForecastEngine, TheEightBitFormatsHaveAHorizonOfTheirOwn) {
+  struct Row {
+    Format format;
+    std::uint32_t magnitude;
+    int code;  ///< 25 below the limit: 4h = 100
+    bool eight_bits;
+  };
+  const Row rows[] = {{Format::kFp16, 0x78A0, 487, false},
+                      {Format::kBf16, 0x7F14, 4071, false},
+                      {Format::kE4m3, 0x78, 257, true},
+                      {Format::kE5m2, 0x78, 481, true},
+                      {Format::kFp32, 0x7F140000, 4071, false}};
+  int compared = 0;
+  for (const Row& row : rows) {
+    ASSERT_EQ(log2_code(row.format, row.magnitude), row.code);
+    for (const int shift : {0, 1, 2, 3}) {
+      Config config = kFixedConfig;
+      config.forecast_shift = static_cast<std::uint8_t>(row.eight_bits ? 3 - shift : shift);
+      config.forecast_shift_fp8 = static_cast<std::uint8_t>(row.eight_bits ? shift : 3 - shift);
+      const int enough = 100 / (1 << shift);  // d << s > 100: 100, 50, 25, 12
+      for (const int above : {0, 1}) {
+        ForecastState state{4 * row.code - enough - above, 1, 0};
+        const OpDescriptor descriptor{.format = row.format};
+        const auto flags = ForecastEngine{config}.detect(descriptor, finite(row.magnitude), state);
+        EXPECT_EQ((flags & flag_bit(Flag::kForecast)) != 0, above == 1) << shift;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 40);
 }
 
 TEST(SystemcForecastEngine, ForecastNeedsMoreThanTwiceTheDeviation) {

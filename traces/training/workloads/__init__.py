@@ -27,4 +27,6 @@ KINDS = {
     "recurrent": Kind("workloads.recurrent", "RecurrentWorkload"),
     "convnet": Kind("workloads.convnet", "ConvnetWorkload"),
     "minilm": Kind("workloads.minilm", "MiniLmWorkload"),
+    "vit": Kind("workloads.vit", "VitWorkload"),
+    "t5": Kind("workloads.t5", "T5Workload"),
 }

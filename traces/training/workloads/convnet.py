@@ -6,19 +6,16 @@ and grows with every residual sum.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
+from workloads.digits import CLASSES, Digits
 from workloads.operators import Sum, as_it_is, choice
-from workloads.text import DataError, Text
-from workloads.workload import Batch, Workload, check_positive, every_output_and_its_gradient, parameters
-
-CLASSES = 10
-PIXEL_MAX = 16.0  # of the data set
+from workloads.text import Text
+from workloads.workload import Batch, check_positive
 
 
 def cross_entropy(scores: Tensor, digits: Tensor) -> Tensor:
@@ -105,37 +102,14 @@ class Convnet(nn.Module):
         return self.head(self.pool(x).flatten(1))
 
 
-def read_digits() -> tuple[Tensor, Tensor, dict[str, str]]:
-    """Images, FP32 [N, 1, 8, 8] from 0 to 1; digits, int64 [N]; where they come from. Raises DataError."""
-    try:
-        import sklearn
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DataError("package scikit-learn: is not installed; run scripts/setup --for test") from None
-    found = load_digits()
-    images = torch.from_numpy(found.images).float()[:, None] / PIXEL_MAX
-    source = {"package": "scikit-learn", "version": sklearn.__version__, "data set": "digits",
-              "sha256": hashlib.sha256(found.images.tobytes() + found.target.tobytes()).hexdigest()}
-    return images, torch.from_numpy(found.target).long(), source
-
-
-class ConvnetWorkload(Workload):
+class ConvnetWorkload(Digits):
     """The net learns which digit an image shows."""
 
     def __init__(self, settings: Settings, precision: str, batch: int, text: Text):
-        images, self._digits, self.source = read_digits()
-        self._images = images * settings.input_scale
-        self._batch = batch
         self._loss = LOSSES[settings.loss]
-        self.model = Convnet(settings)
-        self.probes = every_output_and_its_gradient(self.model)
-        self.text = (f"residual convolution net, {settings.depth} blocks, {settings.width} channels, "
-                     f"{'batch norm' if settings.norm == 'batch' else 'no norm'}, {parameters(self.model)} parameters")
-
-    def batch(self, generator: Generator) -> Batch:
-        """Pixels, FP32 [N, 1, 8, 8], and digits, int64 [N]."""
-        chosen = torch.randint(len(self._images), (self._batch,), generator=generator)
-        return self._images[chosen], self._digits[chosen]
+        super().__init__(Convnet(settings), settings.input_scale, batch,
+                         f"residual convolution net, {settings.depth} blocks, {settings.width} channels, "
+                         f"{'batch norm' if settings.norm == 'batch' else 'no norm'}")
 
     def loss(self, batch: Batch) -> Tensor:
         return self._loss(self.model(batch[0]), batch[1])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.next_character import NextCharacter
-from workloads.operators import ACTIVATIONS, FLOAT8, NORMS, Float8, LayerNorm, Product, Softmax, Sum, as_it_is, choice
+from workloads.operators import ACTIVATIONS, NORMS, STORES, Float8, LayerNorm, Product, Softmax, Sum, as_it_is, choice
 from workloads.text import Text
 from workloads.workload import check_positive, half_of
 
@@ -31,7 +31,7 @@ class Settings:
     norm: str = "layer"        # layer, rms (sum of squares in half precision), none
     norm_eps: float = 1e-5     # of layer norm
     activation: str = "gelu"   # gelu, relu, relu2
-    store: str = "half"        # half, E4M3, E5M2: type of operator outputs, but for the residual stream
+    store: str = "half"        # type of operator outputs, but for the residual stream: half; E4M3, E5M2, or these "-saturating"
 
     def __post_init__(self):
         check_positive(self, "layers", "width", "heads", "context")
@@ -56,7 +56,7 @@ class Parts:
     def __init__(self, settings: Settings, half: torch.dtype):
         self.settings, self.half = settings, half
         self._norm = choice(NORMS, settings.norm, "norm")
-        choice({"half": None, **FLOAT8}, settings.store, "store")
+        choice(dict.fromkeys(STORES), settings.store, "store")
 
     def norm(self) -> nn.Module:
         if self._norm is LayerNorm:
@@ -72,12 +72,12 @@ class Parts:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with its norm and residual: [B, T, width] -> [B, T, width]."""
+    """Self-attention with its norm and residual: [B, T, width] -> [B, T, width]. causal: no element sees one that follows it."""
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: Parts, causal: bool = True):
         super().__init__()
         settings = parts.settings
-        self.heads = settings.heads
+        self.heads, self.causal = settings.heads, causal
         # Applied to Q: the product itself stays small.
         self.scale = (settings.width // settings.heads) ** -0.5 if settings.qk_scale else 1.0
         self.norm, self.norm8 = parts.norm(), parts.stored()
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         batch, time, width = x.shape
         split = self.qkv8(self.qkv(self.norm8(self.norm(x)))).view(batch, time, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
-        mask = torch.ones(time, time, dtype=torch.bool).triu(1)
+        mask = torch.full((time, time), self.causal).triu(1)
         if self.hidden_query is not None:
             mask[self.hidden_query] = True
         weight = self.softmax(self.qk8(self.qk(query * self.scale, key.transpose(-1, -2))), mask)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
+SATURATING = "-saturating"  # behind the name of an 8-bit format: a cast that clips
+STORES = ("half", *FLOAT8, *(name + SATURATING for name in FLOAT8))  # types of operator outputs
 E4M3_OVERFLOW = 464.0  # halfway from the largest finite number, 448, to the next: what is above it overflows
 
 
@@ -117,13 +119,24 @@ class SquaredRelu(nn.Module):
 
 
 class Float8Cast(nn.Module):
-    """Rounds elements to an 8-bit format with scale 1, not saturating: what is too large becomes NaN (E4M3) or Inf (E5M2)."""
+    """Rounds elements to an 8-bit format with scale 1. What is too large becomes NaN (E4M3) or Inf (E5M2), or, where the cast
+    saturates, the largest finite number: Inf too, as satfinite conversions do; NaN stays NaN.
 
-    def __init__(self, format_name: str):
+    clipped: whether the last forward pass stored a largest finite number, which is what `saturated` of a trace counts.
+    """
+
+    def __init__(self, store: str):
         super().__init__()
-        self.dtype = FLOAT8[format_name]
+        self.dtype = FLOAT8[store.removesuffix(SATURATING)]
+        self.saturates = store.endswith(SATURATING)
+        self.clipped = False
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.saturates:
+            largest = torch.finfo(self.dtype).max
+            stored = x.detach().clamp(-largest, largest).to(self.dtype)
+            self.clipped = bool((stored.to(x.dtype).abs() == largest).any())
+            return stored
         if self.dtype is torch.float8_e4m3fn:  # PyTorch's conversion saturates
             x = torch.where(x.abs() > E4M3_OVERFLOW, math.nan, x)
         return x.detach().to(self.dtype)
@@ -132,9 +145,9 @@ class Float8Cast(nn.Module):
 class Float8(nn.Module):
     """Stores an operator's output in an 8-bit format; the gradient passes as it is (straight-through)."""
 
-    def __init__(self, format_name: str):
+    def __init__(self, store: str):
         super().__init__()
-        self.cast = Float8Cast(format_name)
+        self.cast = Float8Cast(store)
 
     def forward(self, x: Tensor) -> Tensor:
         stored = self.cast(x).to(x.dtype)

@@ -36,6 +36,12 @@ OPD_HOST_DEVICE constexpr std::int32_t limit_of(const Config& config, Format for
   return config.limit_fp32;
 }
 
+/// FORECAST.SHIFT, or SHIFT_FP8 of the 8-bit formats.
+OPD_HOST_DEVICE constexpr int forecast_shift_of(const Config& config, Format format) {
+  const bool fp8 = format == Format::kE4m3 || format == Format::kE5m2;
+  return fp8 ? config.forecast_shift_fp8 : config.forecast_shift;
+}
+
 /// Advances `state` by one usable sample and returns FORECAST, CRITICAL and JUMP (bit i = Flag i).
 /// age: samples in the baseline before this one; 0 seeds it. The format must be known.
 OPD_HOST_DEVICE constexpr std::uint16_t forecast_step(const OpDescriptor& descriptor,
@@ -56,7 +62,8 @@ OPD_HOST_DEVICE constexpr std::uint16_t forecast_step(const OpDescriptor& descri
 
   unsigned flags = 0;
   if (headroom < forecast_headroom &&
-      deviation * (1 << config.forecast_shift) > 4 * headroom * (1 << horizon))
+      deviation * (1 << forecast_shift_of(config, descriptor.format)) >
+          4 * headroom * (1 << horizon))
     flags |= bit_of(Flag::kForecast);
   if (headroom <= config.critical_headroom) flags |= bit_of(Flag::kCritical);
   if (headroom < jump_headroom && age >= config.jump_min_samples && deviation > 4 * jump)
@@ -64,8 +71,10 @@ OPD_HOST_DEVICE constexpr std::uint16_t forecast_step(const OpDescriptor& descri
 
   // Arithmetic shift: rounds half up, so the baseline stalls only within 1/16 bit of the sample.
   const std::int32_t half = 1 << (config.baseline_shift - 1);
-  state.baseline =
-      age == 0 ? target : state.baseline + ((deviation + half) >> config.baseline_shift);
+  const std::int32_t moved = state.baseline + ((deviation + half) >> config.baseline_shift);
+  const std::int32_t lowest = target - 128 * config.baseline_max_lag;
+  const bool lags = config.baseline_max_lag != 0 && moved < lowest;
+  state.baseline = age == 0 ? target : lags ? lowest : moved;
   return static_cast<std::uint16_t>(flags);
 }
 

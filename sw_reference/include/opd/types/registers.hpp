@@ -51,7 +51,7 @@ inline constexpr std::array<std::string_view, 2> kOrderNames = {"BEFORE", "AFTER
 enum class Flag : std::uint8_t {
   kZ = 0,  ///< z-score over its threshold (published engine)
   kD2 = 1,  ///< second difference over its threshold (published engine)
-  kForecast = 2,  ///< at the present rate the format's limit is less than about 60 steps away
+  kForecast = 2,  ///< at the present rate the format's limit is less than about 60 steps away, of E4M3 and E5M2 about 30
   kCritical = 3,  ///< headroom at or below CRITICAL.HEADROOM
   kJump = 4,  ///< deviation from the baseline over JUMP.THRESHOLD, towards a limit that is near
   kNonfinite = 5,  ///< at least one element is Inf or NaN
@@ -70,10 +70,12 @@ struct Config {
   std::int16_t limit_e5m2 = 506;  ///< LIMIT_E5M2.VALUE: x(largest finite magnitude).
   std::int16_t limit_fp32 = 4096;  ///< LIMIT_FP32.VALUE: x(largest finite magnitude).
   std::uint8_t baseline_shift = 4;  ///< BASELINE.SHIFT: EMA weight is 2^-SHIFT.
+  std::uint8_t baseline_max_lag = 3;  ///< BASELINE.MAX_LAG: The baseline is never further than this below the latest sample, in bits; 0 = no bound.
   std::uint8_t baseline_reseed_run = 16;  ///< BASELINE.RESEED_RUN: Consecutive non-finite samples after which the baseline is re-seeded; 0 = never.
   std::uint8_t baseline_warmup_samples = 16;  ///< BASELINE.WARMUP_SAMPLES: Samples before WARMUP is lowered.
   std::uint16_t forecast_headroom = 96;  ///< FORECAST.HEADROOM: Headroom below which a forecast is made, in 1/32 bit.
   std::uint8_t forecast_shift = 2;  ///< FORECAST.SHIFT: Horizon: the deviation is multiplied by 2^SHIFT.
+  std::uint8_t forecast_shift_fp8 = 1;  ///< FORECAST.SHIFT_FP8: As SHIFT, of an operand in E4M3 or E5M2.
   std::uint16_t forecast_headroom_scaled = 20;  ///< FORECAST.HEADROOM_SCALED: As HEADROOM, of an operand under a loss scale.
   std::uint16_t critical_headroom = 32;  ///< CRITICAL.HEADROOM: In 1/32 bit.
   std::uint16_t jump_threshold = 96;  ///< JUMP.THRESHOLD: In 1/32 bit.
@@ -127,7 +129,7 @@ struct ConfigField {
   void (*set)(Config&, std::int32_t);
 };
 
-inline constexpr std::array<ConfigField, 44> kConfigFields = {{
+inline constexpr std::array<ConfigField, 46> kConfigFields = {{
     {"limit_fp16", "LIMIT_FP16.VALUE", 0x100, 0, 14, true, false, -8192, 8191, 0,
      [](const Config& c) { return static_cast<std::int32_t>(c.limit_fp16); },
      [](Config& c, std::int32_t v) { c.limit_fp16 = static_cast<std::int16_t>(v); }},
@@ -146,122 +148,128 @@ inline constexpr std::array<ConfigField, 44> kConfigFields = {{
     {"baseline_shift", "BASELINE.SHIFT", 0x120, 0, 4, false, false, 1, 8, 70,
      [](const Config& c) { return static_cast<std::int32_t>(c.baseline_shift); },
      [](Config& c, std::int32_t v) { c.baseline_shift = static_cast<std::uint8_t>(v); }},
-    {"baseline_reseed_run", "BASELINE.RESEED_RUN", 0x120, 8, 8, false, false, 0, 255, 74,
+    {"baseline_max_lag", "BASELINE.MAX_LAG", 0x120, 4, 4, false, false, 0, 15, 74,
+     [](const Config& c) { return static_cast<std::int32_t>(c.baseline_max_lag); },
+     [](Config& c, std::int32_t v) { c.baseline_max_lag = static_cast<std::uint8_t>(v); }},
+    {"baseline_reseed_run", "BASELINE.RESEED_RUN", 0x120, 8, 8, false, false, 0, 255, 78,
      [](const Config& c) { return static_cast<std::int32_t>(c.baseline_reseed_run); },
      [](Config& c, std::int32_t v) { c.baseline_reseed_run = static_cast<std::uint8_t>(v); }},
-    {"baseline_warmup_samples", "BASELINE.WARMUP_SAMPLES", 0x120, 16, 8, false, false, 0, 255, 82,
+    {"baseline_warmup_samples", "BASELINE.WARMUP_SAMPLES", 0x120, 16, 8, false, false, 0, 255, 86,
      [](const Config& c) { return static_cast<std::int32_t>(c.baseline_warmup_samples); },
      [](Config& c, std::int32_t v) { c.baseline_warmup_samples = static_cast<std::uint8_t>(v); }},
-    {"forecast_headroom", "FORECAST.HEADROOM", 0x124, 0, 10, false, false, 0, 1023, 90,
+    {"forecast_headroom", "FORECAST.HEADROOM", 0x124, 0, 10, false, false, 0, 1023, 94,
      [](const Config& c) { return static_cast<std::int32_t>(c.forecast_headroom); },
      [](Config& c, std::int32_t v) { c.forecast_headroom = static_cast<std::uint16_t>(v); }},
-    {"forecast_shift", "FORECAST.SHIFT", 0x124, 16, 2, false, false, 0, 3, 100,
+    {"forecast_shift", "FORECAST.SHIFT", 0x124, 16, 2, false, false, 0, 3, 104,
      [](const Config& c) { return static_cast<std::int32_t>(c.forecast_shift); },
      [](Config& c, std::int32_t v) { c.forecast_shift = static_cast<std::uint8_t>(v); }},
-    {"forecast_headroom_scaled", "FORECAST.HEADROOM_SCALED", 0x124, 20, 10, false, false, 0, 1023, 102,
+    {"forecast_shift_fp8", "FORECAST.SHIFT_FP8", 0x124, 18, 2, false, false, 0, 3, 106,
+     [](const Config& c) { return static_cast<std::int32_t>(c.forecast_shift_fp8); },
+     [](Config& c, std::int32_t v) { c.forecast_shift_fp8 = static_cast<std::uint8_t>(v); }},
+    {"forecast_headroom_scaled", "FORECAST.HEADROOM_SCALED", 0x124, 20, 10, false, false, 0, 1023, 108,
      [](const Config& c) { return static_cast<std::int32_t>(c.forecast_headroom_scaled); },
      [](Config& c, std::int32_t v) { c.forecast_headroom_scaled = static_cast<std::uint16_t>(v); }},
-    {"critical_headroom", "CRITICAL.HEADROOM", 0x128, 0, 10, false, false, 0, 1023, 112,
+    {"critical_headroom", "CRITICAL.HEADROOM", 0x128, 0, 10, false, false, 0, 1023, 118,
      [](const Config& c) { return static_cast<std::int32_t>(c.critical_headroom); },
      [](Config& c, std::int32_t v) { c.critical_headroom = static_cast<std::uint16_t>(v); }},
-    {"jump_threshold", "JUMP.THRESHOLD", 0x12C, 0, 10, false, false, 0, 1023, 122,
+    {"jump_threshold", "JUMP.THRESHOLD", 0x12C, 0, 10, false, false, 0, 1023, 128,
      [](const Config& c) { return static_cast<std::int32_t>(c.jump_threshold); },
      [](Config& c, std::int32_t v) { c.jump_threshold = static_cast<std::uint16_t>(v); }},
-    {"jump_min_samples", "JUMP.MIN_SAMPLES", 0x12C, 16, 8, false, false, 0, 255, 132,
+    {"jump_min_samples", "JUMP.MIN_SAMPLES", 0x12C, 16, 8, false, false, 0, 255, 138,
      [](const Config& c) { return static_cast<std::int32_t>(c.jump_min_samples); },
      [](Config& c, std::int32_t v) { c.jump_min_samples = static_cast<std::uint8_t>(v); }},
-    {"jump_headroom", "JUMP_HEADROOM.HEADROOM", 0x130, 0, 14, false, false, 0, 16383, 140,
+    {"jump_headroom", "JUMP_HEADROOM.HEADROOM", 0x130, 0, 14, false, false, 0, 16383, 146,
      [](const Config& c) { return static_cast<std::int32_t>(c.jump_headroom); },
      [](Config& c, std::int32_t v) { c.jump_headroom = static_cast<std::uint16_t>(v); }},
-    {"jump_headroom_scaled", "JUMP_HEADROOM.HEADROOM_SCALED", 0x130, 16, 14, false, false, 0, 16383, 154,
+    {"jump_headroom_scaled", "JUMP_HEADROOM.HEADROOM_SCALED", 0x130, 16, 14, false, false, 0, 16383, 160,
      [](const Config& c) { return static_cast<std::int32_t>(c.jump_headroom_scaled); },
      [](Config& c, std::int32_t v) { c.jump_headroom_scaled = static_cast<std::uint16_t>(v); }},
-    {"weight_z", "WEIGHT_LOW.Z", 0x140, 0, 8, false, false, 0, 255, 168,
+    {"weight_z", "WEIGHT_LOW.Z", 0x140, 0, 8, false, false, 0, 255, 174,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_z); },
      [](Config& c, std::int32_t v) { c.weight_z = static_cast<std::uint8_t>(v); }},
-    {"weight_d2", "WEIGHT_LOW.D2", 0x140, 8, 8, false, false, 0, 255, 176,
+    {"weight_d2", "WEIGHT_LOW.D2", 0x140, 8, 8, false, false, 0, 255, 182,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_d2); },
      [](Config& c, std::int32_t v) { c.weight_d2 = static_cast<std::uint8_t>(v); }},
-    {"weight_forecast", "WEIGHT_LOW.FORECAST", 0x140, 16, 8, false, false, 0, 255, 184,
+    {"weight_forecast", "WEIGHT_LOW.FORECAST", 0x140, 16, 8, false, false, 0, 255, 190,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_forecast); },
      [](Config& c, std::int32_t v) { c.weight_forecast = static_cast<std::uint8_t>(v); }},
-    {"weight_critical", "WEIGHT_LOW.CRITICAL", 0x140, 24, 8, false, false, 0, 255, 192,
+    {"weight_critical", "WEIGHT_LOW.CRITICAL", 0x140, 24, 8, false, false, 0, 255, 198,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_critical); },
      [](Config& c, std::int32_t v) { c.weight_critical = static_cast<std::uint8_t>(v); }},
-    {"weight_jump", "WEIGHT_HIGH.JUMP", 0x144, 0, 8, false, false, 0, 255, 200,
+    {"weight_jump", "WEIGHT_HIGH.JUMP", 0x144, 0, 8, false, false, 0, 255, 206,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_jump); },
      [](Config& c, std::int32_t v) { c.weight_jump = static_cast<std::uint8_t>(v); }},
-    {"weight_nonfinite", "WEIGHT_HIGH.NONFINITE", 0x144, 8, 8, false, false, 0, 255, 208,
+    {"weight_nonfinite", "WEIGHT_HIGH.NONFINITE", 0x144, 8, 8, false, false, 0, 255, 214,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_nonfinite); },
      [](Config& c, std::int32_t v) { c.weight_nonfinite = static_cast<std::uint8_t>(v); }},
-    {"weight_saturated", "WEIGHT_HIGH.SATURATED", 0x144, 16, 8, false, false, 0, 255, 216,
+    {"weight_saturated", "WEIGHT_HIGH.SATURATED", 0x144, 16, 8, false, false, 0, 255, 222,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_saturated); },
      [](Config& c, std::int32_t v) { c.weight_saturated = static_cast<std::uint8_t>(v); }},
-    {"weight_warmup", "WEIGHT_HIGH.WARMUP", 0x144, 24, 8, false, false, 0, 255, 224,
+    {"weight_warmup", "WEIGHT_HIGH.WARMUP", 0x144, 24, 8, false, false, 0, 255, 230,
      [](const Config& c) { return static_cast<std::int32_t>(c.weight_warmup); },
      [](Config& c, std::int32_t v) { c.weight_warmup = static_cast<std::uint8_t>(v); }},
-    {"risk_stable", "RISK.STABLE", 0x150, 0, 8, false, false, 1, 255, 232,
+    {"risk_stable", "RISK.STABLE", 0x150, 0, 8, false, false, 1, 255, 238,
      [](const Config& c) { return static_cast<std::int32_t>(c.risk_stable); },
      [](Config& c, std::int32_t v) { c.risk_stable = static_cast<std::uint8_t>(v); }},
-    {"risk_safe", "RISK.SAFE", 0x150, 8, 8, false, false, 1, 255, 240,
+    {"risk_safe", "RISK.SAFE", 0x150, 8, 8, false, false, 1, 255, 246,
      [](const Config& c) { return static_cast<std::int32_t>(c.risk_safe); },
      [](Config& c, std::int32_t v) { c.risk_safe = static_cast<std::uint8_t>(v); }},
-    {"quiet_steps", "TIMERS.QUIET_STEPS", 0x154, 0, 8, false, false, 1, 255, 248,
+    {"quiet_steps", "TIMERS.QUIET_STEPS", 0x154, 0, 8, false, false, 1, 255, 254,
      [](const Config& c) { return static_cast<std::int32_t>(c.quiet_steps); },
      [](Config& c, std::int32_t v) { c.quiet_steps = static_cast<std::uint8_t>(v); }},
-    {"safe_steps", "TIMERS.SAFE_STEPS", 0x154, 8, 8, false, false, 1, 255, 256,
+    {"safe_steps", "TIMERS.SAFE_STEPS", 0x154, 8, 8, false, false, 1, 255, 262,
      [](const Config& c) { return static_cast<std::int32_t>(c.safe_steps); },
      [](Config& c, std::int32_t v) { c.safe_steps = static_cast<std::uint8_t>(v); }},
-    {"desensitise_steps", "DESENSITISE.STEPS", 0x158, 0, 8, false, false, 0, 255, 264,
+    {"desensitise_steps", "DESENSITISE.STEPS", 0x158, 0, 8, false, false, 0, 255, 270,
      [](const Config& c) { return static_cast<std::int32_t>(c.desensitise_steps); },
      [](Config& c, std::int32_t v) { c.desensitise_steps = static_cast<std::uint8_t>(v); }},
-    {"desensitise_jump", "DESENSITISE.JUMP", 0x158, 8, 10, false, false, 0, 1023, 272,
+    {"desensitise_jump", "DESENSITISE.JUMP", 0x158, 8, 10, false, false, 0, 1023, 278,
      [](const Config& c) { return static_cast<std::int32_t>(c.desensitise_jump); },
      [](Config& c, std::int32_t v) { c.desensitise_jump = static_cast<std::uint16_t>(v); }},
-    {"desensitise_horizon", "DESENSITISE.HORIZON", 0x158, 20, 2, false, false, 0, 3, 282,
+    {"desensitise_horizon", "DESENSITISE.HORIZON", 0x158, 20, 2, false, false, 0, 3, 288,
      [](const Config& c) { return static_cast<std::int32_t>(c.desensitise_horizon); },
      [](Config& c, std::int32_t v) { c.desensitise_horizon = static_cast<std::uint8_t>(v); }},
-    {"published_order", "PUBLISHED.ORDER", 0x160, 0, 1, false, false, 0, 1, 284,
+    {"published_order", "PUBLISHED.ORDER", 0x160, 0, 1, false, false, 0, 1, 290,
      [](const Config& c) { return static_cast<std::int32_t>(c.published_order); },
      [](Config& c, std::int32_t v) { c.published_order = static_cast<std::uint8_t>(v); }},
-    {"published_d2_floor_shift", "PUBLISHED.D2_FLOOR_SHIFT", 0x160, 4, 3, false, false, 0, 7, 285,
+    {"published_d2_floor_shift", "PUBLISHED.D2_FLOOR_SHIFT", 0x160, 4, 3, false, false, 0, 7, 291,
      [](const Config& c) { return static_cast<std::int32_t>(c.published_d2_floor_shift); },
      [](Config& c, std::int32_t v) { c.published_d2_floor_shift = static_cast<std::uint8_t>(v); }},
-    {"published_min_samples", "PUBLISHED.MIN_SAMPLES", 0x160, 8, 8, false, false, 0, 255, 288,
+    {"published_min_samples", "PUBLISHED.MIN_SAMPLES", 0x160, 8, 8, false, false, 0, 255, 294,
      [](const Config& c) { return static_cast<std::int32_t>(c.published_min_samples); },
      [](Config& c, std::int32_t v) { c.published_min_samples = static_cast<std::uint8_t>(v); }},
-    {"published_alpha", "PUBLISHED_ALPHA.VALUE", 0x164, 0, 32, false, true, 8388608, 1065353216, 296,
+    {"published_alpha", "PUBLISHED_ALPHA.VALUE", 0x164, 0, 32, false, true, 8388608, 1065353216, 302,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.published_alpha); },
      [](Config& c, std::int32_t v) { c.published_alpha = std::bit_cast<float>(v); }},
-    {"z_threshold", "Z_THRESHOLD.VALUE", 0x168, 0, 32, false, true, 0, 1191182336, 328,
+    {"z_threshold", "Z_THRESHOLD.VALUE", 0x168, 0, 32, false, true, 0, 1191182336, 334,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.z_threshold); },
      [](Config& c, std::int32_t v) { c.z_threshold = std::bit_cast<float>(v); }},
-    {"z_threshold_desensitised", "Z_THRESHOLD_DESENSITISED.VALUE", 0x16C, 0, 32, false, true, 0, 1191182336, 360,
+    {"z_threshold_desensitised", "Z_THRESHOLD_DESENSITISED.VALUE", 0x16C, 0, 32, false, true, 0, 1191182336, 366,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.z_threshold_desensitised); },
      [](Config& c, std::int32_t v) { c.z_threshold_desensitised = std::bit_cast<float>(v); }},
-    {"d2_threshold", "D2_THRESHOLD.VALUE", 0x170, 0, 32, false, true, 0, 2139095039, 392,
+    {"d2_threshold", "D2_THRESHOLD.VALUE", 0x170, 0, 32, false, true, 0, 2139095039, 398,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.d2_threshold); },
      [](Config& c, std::int32_t v) { c.d2_threshold = std::bit_cast<float>(v); }},
-    {"d2_threshold_desensitised", "D2_THRESHOLD_DESENSITISED.VALUE", 0x174, 0, 32, false, true, 0, 2139095039, 424,
+    {"d2_threshold_desensitised", "D2_THRESHOLD_DESENSITISED.VALUE", 0x174, 0, 32, false, true, 0, 2139095039, 430,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.d2_threshold_desensitised); },
      [](Config& c, std::int32_t v) { c.d2_threshold_desensitised = std::bit_cast<float>(v); }},
-    {"variance_floor", "VARIANCE_FLOOR.VALUE", 0x178, 0, 32, false, true, 0, 2139095039, 456,
+    {"variance_floor", "VARIANCE_FLOOR.VALUE", 0x178, 0, 32, false, true, 0, 2139095039, 462,
      [](const Config& c) { return std::bit_cast<std::int32_t>(c.variance_floor); },
      [](Config& c, std::int32_t v) { c.variance_floor = std::bit_cast<float>(v); }},
-    {"hint_loss_scale_shift", "HINT_SETTING.LOSS_SCALE_SHIFT", 0x180, 0, 8, true, false, -128, 127, 488,
+    {"hint_loss_scale_shift", "HINT_SETTING.LOSS_SCALE_SHIFT", 0x180, 0, 8, true, false, -128, 127, 494,
      [](const Config& c) { return static_cast<std::int32_t>(c.hint_loss_scale_shift); },
      [](Config& c, std::int32_t v) { c.hint_loss_scale_shift = static_cast<std::int8_t>(v); }},
-    {"hint_clip_shift", "HINT_SETTING.CLIP_SHIFT", 0x180, 8, 8, true, false, -128, 127, 496,
+    {"hint_clip_shift", "HINT_SETTING.CLIP_SHIFT", 0x180, 8, 8, true, false, -128, 127, 502,
      [](const Config& c) { return static_cast<std::int32_t>(c.hint_clip_shift); },
      [](Config& c, std::int32_t v) { c.hint_clip_shift = static_cast<std::int8_t>(v); }},
-    {"hint_learning_rate_factor", "HINT_LEARNING_RATE_SETTING.FACTOR", 0x184, 0, 17, false, false, 0, 65536, 504,
+    {"hint_learning_rate_factor", "HINT_LEARNING_RATE_SETTING.FACTOR", 0x184, 0, 17, false, false, 0, 65536, 510,
      [](const Config& c) { return static_cast<std::int32_t>(c.hint_learning_rate_factor); },
      [](Config& c, std::int32_t v) { c.hint_learning_rate_factor = static_cast<std::uint32_t>(v); }},
-    {"control_enable", "CONTROL.ENABLE", 0x190, 0, 1, false, false, 0, 1, 521,
+    {"control_enable", "CONTROL.ENABLE", 0x190, 0, 1, false, false, 0, 1, 527,
      [](const Config& c) { return static_cast<std::int32_t>(c.control_enable); },
      [](Config& c, std::int32_t v) { c.control_enable = static_cast<std::uint8_t>(v); }},
 }};
-inline constexpr unsigned kConfigPackedBits = 522;
+inline constexpr unsigned kConfigPackedBits = 528;
 
 /// A risk profile: named values of some fields; the others keep their reset values.
 struct ProfileSetting {
@@ -331,8 +339,8 @@ inline constexpr std::array<Register, 61> kRegisters = {{
     {"LIMIT_E4M3", 0x108, 0x00003FFF, 0x00003FFF, 0x00000000, 0x00000000, 0x0000011A},
     {"LIMIT_E5M2", 0x10C, 0x00003FFF, 0x00003FFF, 0x00000000, 0x00000000, 0x000001FA},
     {"LIMIT_FP32", 0x110, 0x00003FFF, 0x00003FFF, 0x00000000, 0x00000000, 0x00001000},
-    {"BASELINE", 0x120, 0x00FFFF0F, 0x00FFFF0F, 0x00000000, 0x00000000, 0x00101004},
-    {"FORECAST", 0x124, 0x3FF303FF, 0x3FF303FF, 0x00000000, 0x00000000, 0x01420060},
+    {"BASELINE", 0x120, 0x00FFFFFF, 0x00FFFFFF, 0x00000000, 0x00000000, 0x00101034},
+    {"FORECAST", 0x124, 0x3FFF03FF, 0x3FFF03FF, 0x00000000, 0x00000000, 0x01460060},
     {"CRITICAL", 0x128, 0x000003FF, 0x000003FF, 0x00000000, 0x00000000, 0x00000020},
     {"JUMP", 0x12C, 0x00FF03FF, 0x00FF03FF, 0x00000000, 0x00000000, 0x00100060},
     {"JUMP_HEADROOM", 0x130, 0x3FFF3FFF, 0x3FFF3FFF, 0x00000000, 0x00000000, 0x00000100},
@@ -365,7 +373,7 @@ struct RegisterField {
   std::int64_t maximum;
 };
 
-inline constexpr std::array<RegisterField, 110> kRegisterFields = {{
+inline constexpr std::array<RegisterField, 112> kRegisterFields = {{
     {"ID.VALUE", 0x000, 0, 32, false, false, 0, 4294967295},
     {"VERSION.MINOR", 0x004, 0, 16, false, false, 0, 65535},
     {"VERSION.MAJOR", 0x004, 16, 16, false, false, 0, 65535},
@@ -438,10 +446,12 @@ inline constexpr std::array<RegisterField, 110> kRegisterFields = {{
     {"LIMIT_E5M2.VALUE", 0x10C, 0, 14, true, true, -8192, 8191},
     {"LIMIT_FP32.VALUE", 0x110, 0, 14, true, true, -8192, 8191},
     {"BASELINE.SHIFT", 0x120, 0, 4, false, true, 1, 8},
+    {"BASELINE.MAX_LAG", 0x120, 4, 4, false, true, 0, 15},
     {"BASELINE.RESEED_RUN", 0x120, 8, 8, false, true, 0, 255},
     {"BASELINE.WARMUP_SAMPLES", 0x120, 16, 8, false, true, 0, 255},
     {"FORECAST.HEADROOM", 0x124, 0, 10, false, true, 0, 1023},
     {"FORECAST.SHIFT", 0x124, 16, 2, false, true, 0, 3},
+    {"FORECAST.SHIFT_FP8", 0x124, 18, 2, false, true, 0, 3},
     {"FORECAST.HEADROOM_SCALED", 0x124, 20, 10, false, true, 0, 1023},
     {"CRITICAL.HEADROOM", 0x128, 0, 10, false, true, 0, 1023},
     {"JUMP.THRESHOLD", 0x12C, 0, 10, false, true, 0, 1023},
@@ -522,7 +532,7 @@ inline constexpr std::uint16_t kLimitE4m3 = 0x108;  ///< As LIMIT_FP16, for E4M3
 inline constexpr std::uint16_t kLimitE5m2 = 0x10C;  ///< As LIMIT_FP16, for E5M2.
 inline constexpr std::uint16_t kLimitFp32 = 0x110;  ///< As LIMIT_FP16, for FP32.
 inline constexpr std::uint16_t kBaseline = 0x120;  ///< Exponential moving average of x.
-inline constexpr std::uint16_t kForecast = 0x124;  ///< FORECAST when headroom < HEADROOM (HEADROOM_SCALED of an operand under a loss scale) and (deviation << SHIFT) > headroom.
+inline constexpr std::uint16_t kForecast = 0x124;  ///< FORECAST when headroom < HEADROOM (HEADROOM_SCALED of an operand under a loss scale) and (deviation << SHIFT, of E4M3 and E5M2 SHIFT_FP8) > headroom.
 inline constexpr std::uint16_t kCritical = 0x128;  ///< CRITICAL when headroom <= HEADROOM.
 inline constexpr std::uint16_t kJump = 0x12C;  ///< JUMP when deviation > THRESHOLD, headroom < JUMP_HEADROOM and the baseline holds at least MIN_SAMPLES.
 inline constexpr std::uint16_t kJumpHeadroom = 0x130;  ///< Headroom below which JUMP may be raised, in 1/32 bit. 0: beyond the limit only, never with a limit of the format's largest number; 16383: always.

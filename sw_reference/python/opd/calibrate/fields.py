@@ -55,6 +55,12 @@ class Horizon:
     field: str
     longest: int     # log2 of the longest horizon that is proposed
     enough: float    # value of that threshold that a horizon must keep, else the next shorter one is tried
+    follows: tuple[str, ...] = ()  # fields that keep their reset distance to it, within their range
+
+    def fields(self, value: int | None) -> dict[str, float]:
+        """The registers of a horizon; None: the reset values."""
+        moved = 0 if value is None else value - CONFIG_RESET[self.field]
+        return {name: int(np.clip(CONFIG_RESET[name] + moved, *CONFIG_RANGE[name])) for name in (self.field, *self.follows)}
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Engine:
     @property
     def searched(self) -> tuple[str, ...]:
         """All fields that are proposed."""
-        names = [self.window, *([self.horizon.field] if self.horizon else [])]
+        names = [self.window, *((self.horizon.field, *self.horizon.follows) if self.horizon else ())]
         for threshold in self.thresholds:
             names += [threshold.field, *threshold.follows]
         return (*names, *(weight for _, weight in self.flags))
@@ -108,8 +114,8 @@ ENGINES = {
          # JUMP_HEADROOM stays at reset: healthy runs do not say how near to the limit a jump has to end to matter.
          Threshold(Flag.JUMP, "weight_jump", "jump_threshold", 0, 1023, "1/32 bit")),
         ((Flag.SATURATED, "weight_saturated"),),
-        # 64 steps: looking further, the deviation of a single sample would decide.
-        Horizon("forecast_headroom", "forecast_shift", 6, CONFIG_RESET["forecast_headroom"])),
+        # 64 steps: looking further, the deviation of a single sample would decide. That of E4M3 and E5M2 stays half of it.
+        Horizon("forecast_headroom", "forecast_shift", 6, CONFIG_RESET["forecast_headroom"], ("forecast_shift_fp8",))),
     "published": Engine(
         "published", "published_alpha", tuple(alpha(window) for window in (32, 64, 128, 256, 512)),
         # D2 speaks only in the upper half of a format, where those of up to 16 bits have no finer step than its reset value.

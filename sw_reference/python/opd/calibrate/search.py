@@ -41,8 +41,7 @@ class Proposal:
         for threshold in self._thresholds(flag):
             fields |= threshold.fields(self.position.get(threshold.field, threshold.positions))
             if self.engine.horizon and self.engine.horizon.threshold == threshold.field:
-                horizon = self.engine.horizon.field
-                fields[horizon] = CONFIG_RESET[horizon] if self.horizon is None else self.horizon
+                fields |= self.engine.horizon.fields(self.horizon)
         return fields
 
     def flags(self) -> dict[Flag, tuple[Settings, int]]:
@@ -58,7 +57,7 @@ class Proposal:
         """The proposed registers but the weights. A flag that is not used keeps its reset threshold."""
         found = {self.engine.window: self.window}
         if self.engine.horizon:
-            found[self.engine.horizon.field] = CONFIG_RESET[self.engine.horizon.field]
+            found |= self.engine.horizon.fields(None)
         for threshold in self.engine.thresholds:
             if self._uses(threshold.flag):
                 found |= self.flag_fields(threshold.flag)

@@ -14,7 +14,7 @@ import importlib
 import sys
 import types
 
-_HOMES = {"Capture": "session", "CaptureError": "errors", "read_journal": "journal", "recover": "journal", "merge": "ranks"}
+_HOMES = {"Capture": "session", "CaptureError": "errors", "read_journal": "reader", "recover": "recovery", "merge": "ranks"}
 __all__ = list(_HOMES)
 
 

@@ -45,11 +45,13 @@ _multi_head_attention = _transparent(functional.multi_head_attention_forward)
 
 class AttentionMode(TorchFunctionMode):
     """Active while one attention module runs; records the probes NAME:logits and NAME:softmax. session: as of
-    opd.capture.hooks.ModelHooks; sideband: one of SIDEBANDS; logits, softmax: whether they are wanted."""
+    opd.capture.hooks.ModelHooks; sideband: one of SIDEBANDS; logits, softmax: whether they are wanted; training: whether the
+    model is in training mode."""
 
-    def __init__(self, session, name: str, sideband: str, logits: bool, softmax: bool):
+    def __init__(self, session, name: str, sideband: str, logits: bool, softmax: bool, training: bool):
         super().__init__()
         self._session, self._name = session, name
+        self._how = {"training": training, "gradients": torch.is_grad_enabled()}
         self._sideband, self._logits, self._softmax = sideband, logits, softmax
         self._product = None  # number of elements and observation of the last product, until a softmax takes it
 
@@ -70,7 +72,10 @@ class AttentionMode(TorchFunctionMode):
         return result
 
     def _observe(self, suffix: str, tensor: Tensor, raw: bool = True):
-        return self._session.observe(f"{self._name}:{suffix}", "activation", tensor, raw)
+        return self._session.observe(self._name, "activation", tensor, f":{suffix}", raw)
+
+    def _keep(self, observations: list, shape: tuple[int, ...] | None = None) -> None:
+        self._session.keep(observations, shape, **self._how)
 
     def _on_product(self, result) -> None:
         if self._logits and _is_matrix_batch(result):
@@ -80,10 +85,10 @@ class AttentionMode(TorchFunctionMode):
         if not _is_matrix_batch(result):
             return
         if self._product is not None and self._product[0] == result.numel():
-            self._session.keep([self._product[1]])
+            self._keep([self._product[1]])
         self._product = None
         if self._softmax:
-            self._session.keep([self._observe("softmax", result)])
+            self._keep([self._observe("softmax", result)])
 
     def _on_fused(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                   is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> None:
@@ -101,7 +106,7 @@ class AttentionMode(TorchFunctionMode):
         shape = (*query.shape[:-1], key.shape[-2])
         for slices in (logits, softmax):
             if slices:
-                self._session.keep(slices, shape)
+                self._keep(slices, shape)
 
 
 def _is_matrix_batch(result) -> bool:

@@ -2,10 +2,11 @@
 
   opd capture [options] -- python train.py ...   without editing the script
   opd capture --recover run.safetensors.journal  the trace of a run that was killed
+  opd capture --info run.safetensors.journal     what a journal holds, also while it grows
   opd capture --merge run.rank*.safetensors --out run.safetensors
   opd capture --bench [-- --help]                step time beside other ways to look into a model
 
-Exit status: that of the command; else 0, or 2 for bad arguments or files.
+Exit status: that of the command; else 0, or 2 for bad arguments or files and for a pattern that matches nothing in the model.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from opd.arguments import Parser
 from opd.capture import launcher
 from opd.capture.errors import CaptureError
-from opd.capture.journal import recover
+from opd.capture.recovery import recover
 from opd.trace import TraceError
 
 
@@ -35,8 +36,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sideband", default="logits", choices=("off", "logits", "full"), help="logits of fused attention")
     parser.add_argument("--compiled", default="skip", choices=("skip", "split"), help="code of torch.compile")
     parser.add_argument("--model", metavar="CLASS", help="class of the model (default: the first module called in training)")
+    parser.add_argument("--inference", action="store_true", help="record every call of the model as a step, trained or not")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--recover", metavar="JOURNAL", help="turn the journal of a killed run into a trace")
+    action.add_argument("--info", nargs="+", metavar="JOURNAL", help="say what journals hold")
     action.add_argument("--merge", nargs="+", metavar="TRACE", help="one trace of those of several ranks")
     action.add_argument("--bench", action="store_true", help="measure the overhead on this machine")
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -45,6 +48,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.recover:
             print(recover(arguments.recover, arguments.out))
+        elif arguments.info:
+            from opd.capture.info import journal_text
+            for journal in arguments.info:
+                print(journal_text(journal), end="")
         elif arguments.merge:
             from opd.capture.ranks import merge
             out = arguments.out or parser.error("--merge: give the file to write with --out")
@@ -76,7 +83,7 @@ def _run(arguments: argparse.Namespace, command: list[str]) -> int:
     elif arguments.raw_steps:
         raise CaptureError("--raw-steps: no probe keeps its elements; name some with --raw")
     try:
-        return launcher.run(command, path, options, arguments.model)
+        return launcher.run(command, path, options, arguments.model, arguments.inference)
     except OSError as error:
         raise CaptureError(f"{command[0]}: cannot be run ({error.strerror}); give the command as in a shell") from None
 

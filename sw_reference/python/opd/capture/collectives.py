@@ -75,7 +75,7 @@ class Collectives:
     def _read(self, parameters: dict[str, nn.Parameter]) -> None:
         for name, parameter in parameters.items():
             if parameter.grad is not None:
-                self._session.record(f"{name}:allreduce", "collective", parameter.grad)
+                self._session.record(name, "collective", parameter.grad, ":allreduce")
 
     def _wrap(self, original):
         @functools.wraps(original)

@@ -6,6 +6,7 @@ hooks vanish while it is traced; with "split" they cut it at every probe, and at
 """
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,15 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from opd.capture.amp import in_backward
 from opd.capture.attention import AttentionMode
 from opd.capture.probes import Selection, clean_name, is_attention
 
 COMPILED = ("skip", "split")
-
-
-def in_backward() -> bool:
-    """Whether the autograd engine is running in this thread: a forward pass now is a recomputation."""
-    return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint itself asks
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -49,14 +46,15 @@ def tensors_of(output) -> Iterator[tuple[str, Tensor]]:
 
 
 class ModelHooks:
-    """Everything hooked into one model.
+    """Everything hooked into one model, without keeping it alive.
 
-    session: has `listening` (this step is recorded), `observe(name, kind, tensor, raw)` and `keep(observations)`,
-    `record(name, kind, tensor)` (both), and `guard(function)` and `guarded(function, ...)`, which never raise into the run.
+    session: has `listening` (this step is recorded) and `inference` (all passes are), `begin_pass`, `observe`, `keep` and `record`
+    of opd.capture.session.Capture, and `guard(function)` and `guarded(function, ...)`, which never raise into the run.
     """
 
     def __init__(self, session, prefix: str, model: nn.Module, selection: Selection, sideband: str, compiled: str):
-        self._session, self._model, self._selection, self._sideband = session, model, selection, sideband
+        self._session, self._selection, self._sideband = session, selection, sideband
+        self._model = weakref.ref(model)
         self._handles = []
         self._scopes: list[tuple[nn.Module, AttentionMode | None]] = []  # attention modules being run; the outermost has a mode
         self._split = compiled == "split"
@@ -64,16 +62,19 @@ class ModelHooks:
         if self._split:
             torch.compiler.reset()  # what was compiled before knows of no hook
         self.skipped_modules = len(inside)
-        self.names = {module: self._name(prefix, name) for name, module in model.named_modules()}
-        self.parameters = {self._name(prefix, name): parameter for name, parameter in model.named_parameters()}
+        self._prefix = prefix
+        names = {module: self._name(prefix, name) for name, module in model.named_modules()}
+        self.names = list(names.values())
 
-        outside = [(module, name) for module, name in self.names.items() if module not in inside]
+        outside = [(module, name) for module, name in names.items() if module not in inside]
+        if model not in inside:
+            self._hook(model.register_forward_pre_hook, self._on_call)
         for module, name in outside:
             if selection.wants_output(name, module):
                 self._hook(module.register_forward_hook, partial(self._on_output, name))
-        self._forwards: list[nn.Module] = []  # attention modules whose forward is replaced
+        self._forwards: list[weakref.ref[nn.Module]] = []  # attention modules whose forward is replaced
         if selection.has("logits") or selection.has("softmax"):
-            scopes = [(module, name) for module, name in outside if _is_scope(name, module)] or [(model, self.names[model])]
+            scopes = [(module, name) for module, name in outside if _is_scope(name, module)] or [(model, names[model])]
             within = compiled_parts(model)
             for module, name in scopes:
                 if not (selection.wants("logits", name) or selection.wants("softmax", name)):
@@ -84,21 +85,26 @@ class ModelHooks:
                 elif not any(map(is_compiled, module.modules())):
                     self._hook(module.register_forward_pre_hook, partial(self._enter_attention, name))
                     self._hook(module.register_forward_hook, self._leave_attention, always_call=True)
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.parameters().items():
             if parameter.requires_grad and selection.wants("gradient", name):
-                hook = session.guard(partial(self._on_gradient, f"{name}:grad"))
+                hook = session.guard(partial(self._on_gradient, name, "", 1))
                 self._handles.append(parameter.register_hook(hook))
 
     @property
     def training(self) -> bool:
         """Whether a forward pass now is one of training: validation in eval mode without gradients is not."""
-        return self._model.training or torch.is_grad_enabled()
+        return self._is_training() or torch.is_grad_enabled() or self._session.inference
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By clean name."""
+        model = self._model()
+        return {} if model is None else {self._name(self._prefix, name): p for name, p in model.named_parameters()}
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for module in self._forwards:
+        for module in filter(None, (reference() for reference in self._forwards)):
             del module.forward  # the class's own appears again
         self._forwards.clear()
 
@@ -130,28 +136,38 @@ class ModelHooks:
                 self._leave_attention(module, arguments, None)
 
         module.forward = torch.compiler.disable(forward)
-        self._forwards.append(module)
+        self._forwards.append(weakref.ref(module))
+
+    def _is_training(self) -> bool:
+        model = self._model()
+        return model is not None and model.training
+
+    def _on_call(self, module: nn.Module, arguments) -> None:
+        if self._session.listening and self.training and not in_backward():
+            self._session.begin_pass(self._is_training(), torch.is_grad_enabled())
 
     def _on_output(self, name: str, module: nn.Module, arguments, output) -> None:
         if not (self._session.listening and self.training):
             return
         recomputed = in_backward()
+        how = {"training": self._is_training(), "gradients": torch.is_grad_enabled()}
         for suffix, tensor in tensors_of(output):
+            call = 1
             if not recomputed:
-                self._session.record(f"{name}{suffix}", "activation", tensor)
+                call = self._session.keep([self._session.observe(name, "activation", tensor, suffix)], **how)
             # A reentrant checkpoint builds the graph only when it computes again.
             if tensor.requires_grad and tensor.is_floating_point() and self._selection.wants("gradient", name):
-                tensor.register_hook(self._session.guard(partial(self._on_gradient, f"{name}{suffix}:grad")))
+                tensor.register_hook(self._session.guard(partial(self._on_gradient, name, suffix, call)))
 
-    def _on_gradient(self, name: str, gradient: Tensor) -> None:
+    def _on_gradient(self, name: str, suffix: str, call: int, gradient: Tensor) -> None:
         if self._session.listening:
-            self._session.record(name, "gradient", gradient)
+            self._session.record(name, "gradient", gradient, f"{suffix}:grad", call)
 
     def _enter_attention(self, name: str, module: nn.Module, arguments) -> None:
         mode = None
         if not self._scopes and self._session.listening and self.training and not in_backward():
             mode = AttentionMode(self._session, name, self._sideband, self._selection.wants("logits", name),
-                                 self._selection.wants("softmax", name))
+                                 self._selection.wants("softmax", name), self._is_training())
             mode.__enter__()
         self._scopes.append((module, mode))
 

@@ -3,35 +3,71 @@
 A folder with a sitecustomize.py stands first on PYTHONPATH; it waits until the process imports torch and then starts an
 AutoCapture, with the options from the environment. So `python train.py`, `python -m package`, `torchrun ...` and shell scripts
 work alike. Interpreters that ignore the environment (python -I, -E, -S) are not captured. The command keeps its standard
-streams, signals and exit status; journals of killed processes become traces when it has ended.
+streams, signals and exit status. Its processes tell what became of their captures (opd.capture.events); journals of killed ones
+become traces when the command has ended, and the last lines say what there is, and if nothing, why.
 """
 from __future__ import annotations
 
-import glob
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from opd.capture.errors import CaptureError
-from opd.capture.journal import SUFFIX, recover
-from opd.trace import TraceError
+from opd.capture import events
+from opd.capture.errors import BusyError, CaptureError, NoStepError
+from opd.capture.journal import SUFFIX, is_busy
+from opd.capture.recovery import recover
+from opd.trace import Trace, TraceError
 
-ENVIRONMENT = "OPD_CAPTURE"
 SITE = Path(__file__).parent / "site"
+NEEDED = ("numpy",)  # beside torch, in the environment of the command; what traces need is needed here only
+BAD_INPUT = 2
 
 
-def run(command: Sequence[str], path: Path, options: dict, model_class: str | None) -> int:
-    """Runs the command; returns its exit status as a shell gives it (128 + n for signal n)."""
+def run(command: Sequence[str], path: Path, options: dict, model_class: str | None, inference: bool = False) -> int:
+    """Runs the command; returns its exit status as a shell gives it (128 + n for signal n), or 2 when it was ended because a
+    pattern matches nothing. Raises CaptureError when another capture writes to that path, OSError when it cannot be run."""
     command = list(command)
     if command[0].endswith(".py"):
         command.insert(0, sys.executable)
-    before = _traces(path)
-    environment = dict(os.environ)
-    environment[ENVIRONMENT] = json.dumps({"path": str(path.absolute()), "options": options, "model_class": model_class})
+    journal = Path(f"{path.absolute()}{SUFFIX}")
+    if is_busy(journal):
+        raise BusyError(journal)
+    _check_interpreter(command)
+    folder = Path(tempfile.mkdtemp(prefix="opd-capture-"))
+    try:
+        asked = {"path": str(path.absolute()), "options": options, "model_class": model_class, "inference": inference,
+                 "folder": str(folder), "launch": uuid.uuid4().hex}
+        status = _run(command, {events.ENVIRONMENT: json.dumps(asked)})
+        heard = events.told(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for line in _report(heard):
+        print(f"opd capture: {line}", file=sys.stderr)
+    return BAD_INPUT if any(event["event"] == "refused" for event in heard) else status
+
+
+def _check_interpreter(command: Sequence[str]) -> None:
+    """Says before the run what the interpreter of the command lacks; where that is not a Python, each process says it itself."""
+    program = shutil.which(command[0])
+    if program is None or not Path(program).name.startswith("python"):
+        return
+    script = f"from importlib.util import find_spec; print(*(name for name in {NEEDED} if find_spec(name) is None))"
+    found = subprocess.run([program, "-c", script], capture_output=True, text=True, check=False)
+    missing = found.stdout.split()
+    if found.returncode == 0 and missing:
+        print(f"opd capture: {program} lacks {', '.join(missing)}: the command runs without a capture; to have one: {program} -m pip "
+              f"install {' '.join(missing)}", file=sys.stderr)
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    environment = {**os.environ, **variables}
     paths = [str(SITE), str(Path(__file__).resolve().parents[2])]  # sitecustomize.py, and the package opd
     if environment.get("PYTHONPATH"):
         paths.append(environment["PYTHONPATH"])
@@ -45,24 +81,59 @@ def run(command: Sequence[str], path: Path, options: dict, model_class: str | No
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for journal in _glob(path, SUFFIX):
-        try:
-            recover(journal)
-        except (CaptureError, TraceError, OSError) as error:
-            print(f"opd capture: {error}", file=sys.stderr)
-    found = sorted(name for name, _ in _traces(path) - before)
-    for trace in found:
-        print(f"opd capture: {trace}", file=sys.stderr)
-    if not found:
-        print("opd capture: no trace: no process of the command trained a torch module with a torch optimizer", file=sys.stderr)
     return status if status >= 0 else 128 - status
 
 
-def _glob(path: Path, suffix: str = "") -> list[str]:
-    """The files that captures of this path may have written: of one process, and of ranks."""
-    stem = glob.escape(str(path.with_suffix("")))
-    return [name for pattern in ("", ".rank*", ".killed-*") for name in glob.glob(f"{stem}{pattern}{path.suffix}{suffix}")]
+def _report(heard: Sequence[Mapping]) -> list[str]:
+    """What became of each capture, then why others came to nothing."""
+    ended = {event["path"]: event for event in heard if event["event"] == "end"}
+    lines = [f"{event['path']}: {'the trace' if not event['path'].endswith(SUFFIX) else 'the journal'} of an earlier run that was "
+             "killed" for event in heard if event["event"] == "saved"]
+    lines += [_outcome(event, ended.get(event["path"])) for event in heard if event["event"] == "begin"]
+    for kind, text in (("refused", "the command was ended before it trained: "), ("failed", "no trace of a process: ")):
+        lines += [text + event["text"] for event in heard if event["event"] == kind]
+    if not lines:
+        idle = sorted({event["text"] for event in heard if event["event"] == "idle"})
+        lines = [f"no trace: no process of the command trained a torch module: {text}"
+                 for text in idle or ["none imported torch, or it was killed before it could train"]]
+    return list(dict.fromkeys(lines))
 
 
-def _traces(path: Path) -> set[tuple[str, int]]:
-    return {(name, os.stat(name).st_mtime_ns) for name in _glob(path)}
+def _outcome(begun: Mapping, end: Mapping | None) -> str:
+    """What became of one capture. end: what its process told last; None when it was killed."""
+    path, journal = Path(begun["path"]), Path(begun["journal"])
+    how = "" if end is not None else "the process was killed; "
+    if end is None or end["error"] is not None:
+        try:
+            recover(journal, path)
+        except NoStepError:
+            journal.unlink(missing_ok=True)
+            return f"{path}: no trace: {how}no step was recorded"
+        except BusyError:
+            return f"{journal}: a process that the command has left running still writes it; opd info {journal} shows what it holds"
+        except (CaptureError, TraceError, OSError) as error:
+            return (f"{path}: no trace: {how}{error}; its steps are in {journal}: make room, then opd capture --recover {journal}")
+    if end is not None and not end["steps"]:
+        return f"{path}: no trace: {end['stopped'] or 'the model was called, but no step of an optimizer followed'}"
+    try:
+        return f"{path}: {how}{describe(Trace.read(path))}"
+    except TraceError as error:
+        return str(error)
+
+
+def describe(trace: Trace) -> str:
+    """Steps, what ended the capture, and the incident of a captured trace, in one line."""
+    manifest = trace.manifest
+    parts = [f"{len(trace.step)} steps {trace.step[0]}..{trace.step[-1]}"]
+    if "unfinished_step" in manifest:
+        parts[0] += f", step {manifest['unfinished_step']} unfinished"
+    skipped = manifest.get("no_optimizer_step", [])
+    if skipped:
+        parts[0] += f", {len(skipped)} without a step of the optimizer"
+    if "stopped" in manifest:
+        parts.append(f"the capture ended before the run did: {manifest['stopped']}")
+    if "incident" in manifest:
+        parts += [text for key in ("text", "advice") if (text := manifest["incident"].get(key))]
+    elif trace.first_bad_op is not None:
+        parts.append(f"step {trace.first_bad_step}: {trace.first_bad_op} is the first that is non-finite")
+    return "; ".join(parts)

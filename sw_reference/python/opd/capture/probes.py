@@ -3,8 +3,8 @@
 A selection is a list of expressions, each one a group (`norm`), a pattern of module names (`model.layers.*.mlp`), or both
 (`gradient:model.layers.0.*`, the pattern then of module or parameter names). Patterns are those of fnmatch.
 
-Names in the trace: a module's output has the module's name, `name[1]` for the second tensor of an output that holds
-several; what is derived carries a suffix after a colon, which no module name holds: `name:logits`, `name:softmax`,
+Names in the trace: a module's output has the module's name, `name#2` when it is called for the second time in a forward pass,
+`name[1]` for the second tensor of an output that holds several; what is derived carries a suffix after a colon, which no module name holds: `name:logits`, `name:softmax`,
 `name:grad`, `weight:exp_avg`, `weight:allreduce`. A probe whose type changes during the run becomes two: `name` and
 `name:BF16`.
 """
@@ -18,9 +18,9 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from opd.capture.errors import CaptureError
+from opd.capture.errors import CaptureError, PatternError
 from opd.capture.journal import ProbeEntry
-from opd.trace import FORMATS, MAX_PROBES
+from opd.trace_layout import MAX_PROBES
 
 # Group -> what it probes. The first five are the key probes, the default.
 GROUPS = {
@@ -67,6 +67,10 @@ class Selection:
     def has(self, group: str) -> bool:
         return group in self._patterns
 
+    def whole_groups(self) -> set[str]:
+        """Groups that are probed in the whole model."""
+        return {group for group, patterns in self._patterns.items() if "*" in patterns}
+
     def wants(self, group: str, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._patterns.get(group, ()))
 
@@ -79,15 +83,15 @@ class Selection:
         return not any(module.children()) and self.wants("output", name)
 
     def check(self, module_names: Iterable[str], parameter_names: Iterable[str]) -> None:
-        """Raises CaptureError for a pattern that matches no module and no parameter."""
+        """Raises PatternError for a pattern that matches no module and no parameter."""
         modules, parameters = list(module_names), list(parameter_names)
         for pattern in self.modules:
             if not any(fnmatchcase(name, pattern) for name in modules):
-                raise CaptureError(f"probes: no module is called {pattern!r}{_hint(pattern, modules + list(GROUPS))}")
+                raise PatternError(f"probes: no module is called {pattern!r}{_hint(pattern, modules + list(GROUPS))}")
         for group, patterns in self._patterns.items():
             for pattern in patterns:
                 if pattern != "*" and group != "allreduce" and not any(fnmatchcase(n, pattern) for n in modules + parameters):
-                    raise CaptureError(f"probes: no module or parameter is called {pattern!r} (of {group}:{pattern})"
+                    raise PatternError(f"probes: no module or parameter is called {pattern!r} (of {group}:{pattern})"
                                        f"{_hint(pattern, modules + parameters)}")
 
 
@@ -124,12 +128,15 @@ class Registry:
         self.entries: list[ProbeEntry] = []
         self.skipped: dict[str, str] = {}  # name -> why it has no probe
 
-    def find(self, name: str, kind: str, dtype: torch.dtype) -> ProbeEntry | None:
-        """The probe of a tensor; None for a type without a trace format (noted in `skipped`)."""
-        format_name = FORMAT_NAMES.get(dtype)
-        if format_name is None:
-            self.skipped.setdefault(name, f"{str(dtype).removeprefix('torch.')} is not one of {', '.join(FORMATS)}")
-            return None
+    def format_of(self, name: str, dtype: torch.dtype) -> str | None:
+        """The trace format of a tensor's type; None where there is none (noted in `skipped`)."""
+        found = FORMAT_NAMES.get(dtype)
+        if found is None:
+            self.skipped.setdefault(name, f"{str(dtype).removeprefix('torch.')} is not one of {', '.join(FORMAT_NAMES.values())}")
+        return found
+
+    def find(self, name: str, kind: str, format_name: str) -> ProbeEntry | None:
+        """The probe of that name; None where a trace has no place for another (noted in `skipped`)."""
         entry = self._by_key.get((name, kind, format_name))
         if entry is None:
             if len(self.entries) == MAX_PROBES:

@@ -21,7 +21,9 @@ def merge(paths: Sequence[str | os.PathLike]) -> Trace:
     traces = [Trace.read(path) for path in paths]
     first = traces[0]
     steps = sorted(set.intersection(*(set(trace.step.tolist()) for trace in traces)))
-    probes = [probe for probe in first.probes if all(_find(trace, probe) is not None for trace in traces)]
+    # The order of probes is that of the rank where something happened first: its calls had it (opd.capture.reader).
+    model = min(traces, key=lambda trace: math.inf if trace.first_bad_step is None else trace.first_bad_step)
+    probes = [probe for probe in model.probes if all(_find(trace, probe) is not None for trace in traces)]
     if not steps or not probes:
         raise CaptureError(f"merge: {', '.join(map(str, paths))} have no {'step' if not steps else 'probe'} in common; "
                            "give the traces of one run")

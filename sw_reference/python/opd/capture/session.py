@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import math
 import operator
 import os
 import platform
 import re
+import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -20,76 +22,40 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from opd.capture import statistics
-from opd.capture.amp import BackwardLoss, LossScale
+from opd.capture.amp import HAND_SCALE, BackwardCalls, GradientNorm, LossScale, scale_by_hand
 from opd.capture.attention import SIDEBANDS
 from opd.capture.collectives import Collectives
 from opd.capture.errors import CaptureError
 from opd.capture.hooks import COMPILED, ModelHooks
-from opd.capture.journal import SUFFIX, JournalWriter, ProbeEntry, recover, row_type, set_aside
+from opd.capture.incident import find_incident
+from opd.capture.journal import SUFFIX, JournalWriter, ProbeEntry, row_type
+from opd.capture.observation import Observation, PendingStep, bytes_of, merge_shapes, start_transfer
 from opd.capture.optimizer import OptimizerProbes, unwrap
 from opd.capture.probes import Registry, Selection
-from opd.trace import LABELS, SERIES, TraceError
+from opd.capture.recovery import make_trace, set_aside
+from opd.trace_layout import LABELS, SERIES
 
 log = logging.getLogger("opd.capture")
 
-RING = 20  # steps whose raw elements are at hand when a value turns non-finite
+RING = 20        # steps whose raw elements are at hand when a value turns non-finite
+MAX_CALLS = 16   # probes of one module that is called several times in a pass; when it is called more often it has one
+LR_CHANGE = 0.01  # part by which a learning rate has to move to be noted again, where there are several
 STATISTICS = {"core": statistics.CORE, "full": statistics.FULL}
-_STORAGE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # bytes per element -> a type that numpy has
+GRADIENT = ":grad"
 
 _open_paths: set[Path] = set()  # of this process; other processes are kept out by a lock on the journal
+_captures: weakref.WeakSet = weakref.WeakSet()  # those that are open
+os.register_at_fork(after_in_child=lambda: [capture.forget() for capture in list(_captures)])
 
 
-@dataclass
-class Observation:
-    """One execution of a probe: partial statistics on its device."""
-    entry: ProbeEntry
-    partials: Tensor | np.ndarray
-    shape: tuple[int, ...]
-    raw: Tensor | None
-
-
-@dataclass
-class PendingStep:
-    """A closed step whose values are on their way to the host."""
-    number: int
-    observations: list[Observation]
-    series: dict[str, object]
-    fetch: Callable[[], list[np.ndarray]] = field(repr=False)
-    on_device: bool = False
-
-
-def start_transfer(tensors: list[Tensor | np.ndarray]) -> tuple[Callable[[], list[np.ndarray]], bool]:
-    """Starts to copy float64 tensors to the host, one copy per device, without waiting; what is an array is there already.
-    Returns a function that waits and gives the arrays in order, and whether there is anything to wait for."""
-    by_device: dict[torch.device, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        if isinstance(tensor, Tensor):
-            by_device.setdefault(tensor.device, []).append(i)
-    copies = []
-    for device, members in by_device.items():
-        flat = torch.cat([tensors[i].reshape(-1) for i in members])
-        event = None
-        if device.type == "cuda":
-            host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-            host.copy_(flat, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            flat = host
-        copies.append((members, flat, event))
-
-    def fetch() -> list[np.ndarray]:
-        result = list(tensors)
-        for members, flat, event in copies:
-            if event is not None:
-                event.synchronize()
-            values, at = flat.cpu().numpy(), 0
-            for i in members:
-                size = tensors[i].numel()
-                result[i] = values[at:at + size].reshape(tensors[i].shape)
-                at += size
-        return result
-
-    return fetch, any(device.type != "cpu" for device in by_device)
+@dataclass(frozen=True)
+class _Mark:
+    """Where the open step stood when the last backward ended: numbers of observations and losses, the loss scale, and the
+    number of the pass that comes next."""
+    observations: int = 0
+    losses: int = 0
+    scale: Tensor | float | None = None
+    passing: int = 0
 
 
 class Capture:
@@ -107,10 +73,12 @@ class Capture:
     sideband    logits of fused attention: "logits" (recomputed), "full" (softmax as well) or "off"
     compiled    inside code of torch.compile: "skip" leaves it alone, "split" cuts it at every probe (slower, and may round
                 differently)
-    auto_loss   takes the loss from the calls of backward: the mean over the calls in a step
+    auto_loss   takes the loss from the calls of backward, the mean over the calls in a step, and the gradient norm from the last
+                call of clip_grad_norm_
+    inference   records forward passes in evaluation mode and without gradients as well
     first_step  number of the first step
-    name, label, seed, model_text, manifest   texts of the trace; without a label it is "sudden" when a forward value is
-                non-finite, else "healthy"
+    name, label, seed, model_text, manifest   texts of the trace; without a label it is "sudden" when something turned non-finite
+                that is not ordinary (docs/capture.md, "Label"), else "healthy"
 
     Raises CaptureError for arguments that cannot work. Once the run is on its way nothing is raised into it: a failure of the
     capture itself (a full disk, a bug) is logged, ends the capture and leaves the trace up to there.
@@ -120,8 +88,9 @@ class Capture:
                  optimizer: Optimizer | Iterable[Optimizer] | None = None, probes: str | Iterable[str] = "key", every: int = 1,
                  statistics: str = "core", raw: str | Iterable[str] = (), raw_steps: Container[int] | None = None,
                  ring: int = RING, sideband: str = "logits", compiled: str = "skip", auto_loss: bool = False,
-                 first_step: int = 0, name: str | None = None, label: str | None = None, seed: int | str = "",
-                 model_text: str | None = None, manifest: Mapping | None = None):
+                 inference: bool = False, first_step: int = 0, name: str | None = None, label: str | None = None, seed: int | str = "",
+                 model_text: str | None = None, manifest: Mapping | None = None,
+                 _launch: str | None = None, _strict: bool = True):
         _choose("statistics", statistics, STATISTICS)
         _choose("sideband", sideband, SIDEBANDS)
         _choose("compiled", compiled, COMPILED)
@@ -141,6 +110,11 @@ class Capture:
             raise CaptureError("model: an empty dictionary; pass at least one model")
         optimizers = [optimizer] if optimizer is not None and not isinstance(optimizer, (list, tuple)) else list(optimizer or ())
 
+        try:
+            json.dumps(manifest or {}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise CaptureError(f"manifest: {error}; use dictionaries, lists, texts and finite numbers") from None
+
         self.selection = Selection(probes)
         self._raw_patterns = Selection(raw).modules if raw else []
         if raw_steps is not None and not hasattr(raw_steps, "__contains__"):
@@ -149,20 +123,37 @@ class Capture:
         self._columns, self._every = STATISTICS[statistics], every
         self._row = row_type(statistics == "full")
         self._sideband, self._compiled = sideband, compiled
+        self.inference = inference
         self._registry = Registry()
         self._observations: list[Observation] = []
         self._pending: deque[PendingStep] = deque()
         self._number = first_step
         self._closed_steps = 0
+        self._sequence = 0                       # of the last observation
+        self._passing = 0                        # number of the forward pass
+        self._calls: dict[tuple[str, str], int] = {}   # of each module in the pass
+        self._split: dict[tuple[str, str], bool] = {}  # whether the calls of a module have probes of their own
+        self._passes: dict[int, tuple[bool, bool]] = {}  # passes of the open step: model in training mode, gradients enabled
+        self._trains = False                     # a closed step had a pass in training mode
+        self._mark = _Mark()
+        self._backwards = 0
+        self._rates_noted: list[float | str | None] = []
+        self._groups_noted: list = []
         self._losses: list[Tensor] = []
+        self._seen_loss: Tensor | float | None = None
+        self._grad_norm: Tensor | None = None
         self._loss_is_scaled = False
         self._loss_scale: Tensor | float | None = None
+        self._scales_by_hand = False
         self._incident: str | None = None
+        self._advice: str | None = None
         self._stopped: str | None = None
         self._closed = False
-        self._pid = os.getpid()
         self._models: list[ModelHooks] = []
         self._parts: list = []  # whatever has a remove()
+        self._alive: list = [*models.values(), *optimizers]
+        self.is_alone = True  # no other model is trained beside it
+        self.watcher = None  # of an AutoCapture: before_backward(), after_backward(), before_close(), closed(outcome)
         self.listening = self._samples(first_step)
 
         self.path = _rank_path(Path(path))
@@ -176,20 +167,24 @@ class Capture:
             self._parts.append(self._collectives)
             for prefix, module in models.items():
                 self._add_hooks(prefix, module)
-            parameters = {k: v for hooks in self._models for k, v in hooks.parameters.items()}
-            self.selection.check({name for hooks in self._models for name in hooks.names.values()}, parameters)
+            parameters = {k: v for hooks in self._models for k, v in hooks.parameters().items()}
+            if _strict:
+                self.selection.check({name for hooks in self._models for name in hooks.names}, parameters)
             self._optimizer = OptimizerProbes(map(unwrap, optimizers), parameters, self.selection)
             self._parts.append(self._optimizer)
             self._parts.append(LossScale(self._on_scale))
+            self._parts.append(BackwardCalls(self.guard(self._before_backward), self.guard(self._after_backward)))
+            self._auto_loss = auto_loss
             if auto_loss:
-                self._parts.append(BackwardLoss(self._on_backward))
-            saved = set_aside(journal)
-            if saved is not None:
-                log.warning("%s: the trace of an earlier run that was killed", saved)
+                self._parts.append(GradientNorm(self.guard(self._on_norm)))
+            self.saved = set_aside(journal)
+            if self.saved is not None:
+                log.warning("%s: %s", self.saved, "the trace of an earlier run that was killed" if self.saved.suffix != SUFFIX else
+                            "the journal of an earlier run, kept as it is: it cannot be turned into a trace here")
             options = {"probes": self.selection.texts, "every": every, "statistics": statistics, "raw": self._raw_patterns,
                        "sideband": f"logits of fused attention: {_SIDEBAND_TEXT[sideband]}", "compiled": compiled}
             self._journal = JournalWriter(journal, {
-                "full": statistics == "full", "label": label, "seed": str(seed), "framework": f"torch {torch.__version__}",
+                "launch": _launch, "full": statistics == "full", "label": label, "seed": str(seed), "framework": f"torch {torch.__version__}",
                 "name": re.sub(r"[^A-Za-z0-9_.-]+", "_", name or self.path.stem) or "run",
                 "model": model_text if model_text is not None else ", ".join(map(_describe, models.values())),
                 "manifest": {**(manifest or {}), "capture": options, "rank": list(_rank()), "versions": {
@@ -197,8 +192,9 @@ class Capture:
         except BaseException:
             self._remove_hooks()
             raise
-        self._journal_path = journal
+        self.journal = journal
         _open_paths.add(journal)
+        _captures.add(self)
         atexit.register(self.close)
 
     # --- what the user calls
@@ -207,13 +203,16 @@ class Capture:
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
+        if kind is None and self._closed_steps == 0:
+            self._observations.clear()  # of no step: the loop lacks c.step()
         self.close()
         if kind is None and self._closed_steps == 0:
             raise CaptureError(f"{self.path}: no trace was written, because no step was recorded; call c.step(loss=loss) after "
                                "optimizer.step(), with the model in training mode")
 
     def step(self, loss: Tensor | float | None = None, *, grad_norm: Tensor | float | None = None,
-             lr: Tensor | float | None = None, loss_scale: Tensor | float | None = None, step: int | None = None) -> None:
+             lr: Tensor | float | None = None, loss_scale: Tensor | float | None = None, step: int | None = None,
+             _notes: Mapping | None = None) -> None:
         """Closes a training step: call it once, after optimizer.step(). Tensors may be on any device; nothing waits for them.
 
         lr and loss_scale are found by themselves when an optimizer and a GradScaler are in use. step: its number, when the run
@@ -231,7 +230,7 @@ class Capture:
         if number >= 1 << 32:
             raise CaptureError(f"step: {number} is not in 0..2^32-1; number the steps from 0")
         if not self._closed and self._stopped is None:
-            self.guarded(self._close_step, number, series)
+            self.guarded(self._close_step, number, series, dict(_notes or {}))
         self._number = number + 1
         self.listening = self._samples(self._number)
 
@@ -245,36 +244,117 @@ class Capture:
         """What turned non-finite first, as text; None so far. Known one step late on a device."""
         return self._incident
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it still records: it was not closed, and nothing has failed in it."""
+        return not self._closed and self._stopped is None
+
     def add_model(self, prefix: str, model: nn.Module) -> None:
         """Hooks a further model, whose probes are named PREFIX.NAME."""
         self._add_hooks(prefix, model)
-        self._optimizer.add(self._models[-1].parameters)
+        self._optimizer.add(self._models[-1].parameters())
+        self._alive.append(model)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Takes moments and, when it is the first, the learning rate from a further optimizer."""
+        """Takes moments and learning rates from a further optimizer."""
         self._optimizer.add_optimizer(unwrap(optimizer))
+        self._alive.append(optimizer)
 
     def close(self) -> None:
-        """Removes the hooks and writes the trace; what is open of a step is dropped. A second call does nothing."""
-        if self._closed or os.getpid() != self._pid:
+        """Removes the hooks and writes the trace; of a step that is open, what was seen of it. A second call does nothing."""
+        if self._closed:
             return
+        if self._stopped is None:
+            if self.watcher is not None:
+                self.guarded(self.watcher.before_close)
+            self.guarded(self._close_open_step)
+            self.guarded(self._drain)
         self._closed = True
         self.listening = False
         self._remove_hooks()
+        self._alive.clear()
         atexit.unregister(self.close)
-        if self._stopped is None:
-            self.guarded(self._drain)
-        _open_paths.discard(self._journal_path)
+        _captures.discard(self)
+        _open_paths.discard(self.journal)
+        error = self._make_trace()
+        if self.watcher is None and error is None and self._incident is not None:
+            log.warning("%s: %s", self.path, incident_text(self._incident, self._advice))
+        if self.watcher is not None:  # the launcher says it
+            self.watcher.closed({"path": str(self.path), "journal": str(self.journal), "steps": self._closed_steps,
+                                 "stopped": self._stopped, "error": error})
+
+    def _make_trace(self) -> str | None:
+        """Ends the journal; returns why it did not become a trace."""
         try:
             ending = {"complete": self._stopped is None, "skipped": self._registry.skipped}
             self._journal.end(ending | ({"stopped": self._stopped} if self._stopped else {}))
             if self._closed_steps:
-                recover(self._journal_path, self.path)
+                make_trace(self.journal, self.path)
             else:
-                self._journal_path.unlink()
-        except (OSError, CaptureError, TraceError) as error:
-            log.error("the trace was not written: %s; its steps are in %s: python -m opd capture --recover turns them into a trace",
-                      error, self._journal_path)
+                self.journal.unlink(missing_ok=True)
+        except Exception as error:  # a full disk, a library that is not installed; the process is about to end
+            remedy = "python -m opd capture --recover turns them into a trace"
+            if isinstance(error, ImportError):
+                remedy = f"with ml_dtypes and safetensors (pip install ml_dtypes safetensors), {remedy}"
+            log.error("the trace was not written: %s; its steps are in %s: %s", error, self.journal, remedy)
+            return str(error)
+        finally:
+            self._journal.close()
+        return None
+
+    def forget(self) -> None:
+        """In a forked child: the parent goes on with this capture, the child leaves journal and trace alone."""
+        self._closed, self.listening = True, False
+        atexit.unregister(self.close)
+        _captures.discard(self)
+        _open_paths.discard(self.journal)
+        self._journal.close()
+
+    # --- what an opd.capture.auto.AutoCapture calls
+
+    def let_go(self) -> None:
+        """From now on the capture keeps neither models nor optimizers alive."""
+        self._alive.clear()
+
+    def add_masters(self, optimizer: Optimizer) -> None:
+        """Takes learning rates, and where they fit moments, from an optimizer that holds copies of the parameters."""
+        self._optimizer.add_masters(optimizer)
+
+    def drop_losses(self) -> None:
+        """Forgets what backward was called on in the open step: it belonged to another model."""
+        self._losses.clear()
+        self._mark = replace(self._mark, losses=0)
+
+    def see_loss(self, loss: Tensor | float) -> None:
+        """A number that may be the loss of the open step, should the step not come to its backward."""
+        self._seen_loss = loss
+
+    @property
+    def backwards(self) -> int:
+        """Number of backward passes so far."""
+        return self._backwards
+
+    def step_before_pass(self, skipped: bool) -> None:
+        """Closes a step whose optimizer did nothing, which is noted when it has `skipped` it: what came after the last backward
+        belongs to the next step."""
+        mark = self._mark
+        rest = (self._observations[mark.observations:], self._losses[mark.losses:], self._loss_scale, self._loss_is_scaled,
+                self._passing, dict(self._calls), {number: how for number, how in self._passes.items() if number >= mark.passing})
+        del self._observations[mark.observations:], self._losses[mark.losses:]
+        self._loss_scale = mark.scale
+        self.step(_notes={"no_optimizer_step": True} if skipped else None)
+        (self._observations, self._losses, self._loss_scale, self._loss_is_scaled, self._passing, self._calls,
+         self._passes) = rest
+
+    def step_without_optimizer(self) -> None:
+        """Closes a step that the optimizer has skipped."""
+        self.step(_notes={"no_optimizer_step": True})
+
+    def stop(self, why: str) -> None:
+        """Ends the capture, the run goes on."""
+        self.listening = False
+        self._stopped = self._stopped or why
+        self._observations.clear()
 
     # --- what hooks call
 
@@ -294,41 +374,65 @@ class Capture:
                 log.error("capture ends, the run goes on: %s", self._stopped, exc_info=True)
             return None
 
-    def observe(self, name: str, kind: str, tensor: Tensor, raw: bool = True) -> Observation | None:
+    def observe(self, name: str, kind: str, tensor: Tensor, suffix: str = "", raw: bool = True) -> Observation | None:
         """Statistics of a tensor as it is now; None for one without elements or whose type no trace knows."""
         if not tensor.numel() or not tensor.is_floating_point():
             return None
-        entry = self._registry.find(name, kind, tensor.dtype)
-        if entry is None:
+        form = self._registry.format_of(name + suffix, tensor.dtype)
+        if form is None:
             return None
+        self._sequence += 1
         with torch.no_grad():
             partials = statistics.measure(tensor, self._columns)
-            keep_raw = raw and self._wants_raw(entry)
-            return Observation(entry, partials, tuple(tensor.shape), tensor.detach().clone() if keep_raw else None)
+            keep_raw = raw and self._wants_raw(name + suffix)
+            return Observation(name, suffix, kind, form, partials, tuple(tensor.shape),
+                               tensor.detach().clone() if keep_raw else None, self._sequence, self._passing, True, True)
 
-    def keep(self, observations: list[Observation | None], shape: tuple[int, ...] | None = None) -> None:
-        """Makes observations part of the step. shape: they are slices of one tensor of that shape."""
+    def keep(self, observations: list[Observation | None], shape: tuple[int, ...] | None = None, *, training: bool = True,
+             gradients: bool = True) -> int:
+        """Makes observations of a call part of the step. shape: they are slices of one tensor of that shape. training,
+        gradients: what the model and autograd are set to. Returns which call of the pass it is."""
         present = [observation for observation in observations if observation is not None]
-        if shape is not None and present:
-            first = present[0]
+        if not present:
+            return 1
+        first = present[0]
+        if shape is not None:
             join = torch.cat if isinstance(first.partials, Tensor) else np.concatenate
-            present = [Observation(first.entry, join([observation.partials for observation in present]), shape, None)]
+            first.partials, first.shape, first.raw = join([observation.partials for observation in present]), shape, None
+            present = [first]
+        if first.kind == "activation":
+            key = (first.name, first.suffix)
+            first.call = self._calls[key] = self._calls.get(key, 0) + 1
+            first.training, first.gradients = training, gradients
         self._observations += present
+        return first.call
 
-    def record(self, name: str, kind: str, tensor: Tensor) -> None:
-        observation = self.observe(name, kind, tensor)
+    def record(self, name: str, kind: str, tensor: Tensor, suffix: str = "", call: int = 1) -> None:
+        """A tensor that is no output of a module, as part of the step. call: of the module whose gradient it is."""
+        observation = self.observe(name, kind, tensor, suffix)
         if observation is not None:
+            observation.call = call
             self._observations.append(observation)
 
+    def begin_pass(self, training: bool, gradients: bool) -> None:
+        """The model is called, not from within itself."""
+        self._next_pass()
+        self._passes[self._passing] = (training, gradients)
+
     # --- within
+
+    def _next_pass(self) -> None:
+        """What comes now belongs to another forward pass: calls are counted anew."""
+        self._passing += 1
+        self._calls.clear()
 
     def _samples(self, number: int) -> bool:
         return number % self._every == 0 and self._stopped is None and not self._closed
 
-    def _wants_raw(self, entry: ProbeEntry) -> bool:
+    def _wants_raw(self, name: str) -> bool:
         if self._raw_steps is not None and self._number not in self._raw_steps:
             return False
-        return any(fnmatchcase(entry.name, pattern) for pattern in self._raw_patterns)
+        return any(fnmatchcase(name, pattern) for pattern in self._raw_patterns)
 
     def _check_raw(self) -> None:
         """Says which patterns match no probe so far. Names are only known once the probes have run."""
@@ -342,7 +446,7 @@ class Capture:
         hooks = ModelHooks(self, prefix, model, self.selection, self._sideband, self._compiled)
         self._models.append(hooks)
         self._parts.append(hooks)
-        self._collectives.add_model(model, hooks.parameters)
+        self._collectives.add_model(model, hooks.parameters())
         if hooks.skipped_modules:
             log.warning("%d modules are inside code of torch.compile and are not probed; compiled=\"split\" probes them, at the "
                         "price of a graph break each", hooks.skipped_modules)
@@ -358,39 +462,124 @@ class Capture:
             self._losses.append(loss.detach())
             self._loss_is_scaled = True  # the backward() that follows is called on the product
 
-    def _on_backward(self, loss: Tensor) -> None:
+    def _before_backward(self, scalars: list[Tensor]) -> None:
+        if self.watcher is not None:
+            self.watcher.before_backward()
+        self._backwards += 1
         if self._loss_is_scaled:
             self._loss_is_scaled = False
-        else:
-            self._losses.append(loss)
+        elif self._auto_loss:
+            for loss in scalars:
+                self._losses.append(self._unscaled(loss))
 
-    def _close_step(self, number: int, series: dict[str, object]) -> None:
+    def _unscaled(self, loss: Tensor) -> Tensor:
+        """The loss of what backward is called on: without the scale that the script multiplied it by."""
+        scale = scale_by_hand(loss, 2.0 if self._scales_by_hand else HAND_SCALE)
+        if scale is None:
+            return loss.detach()
+        self._scales_by_hand, self._loss_scale = True, scale
+        return loss.detach() / scale
+
+    def _after_backward(self) -> None:
+        self._next_pass()
+        self._mark = _Mark(len(self._observations), len(self._losses), self._loss_scale, self._passing)
+        if self.watcher is not None:
+            self.watcher.after_backward()
+
+    def _on_norm(self, parameters: list[Tensor], norm: Tensor) -> None:
+        if self.is_alone or self._optimizer.concerns(parameters):
+            self._grad_norm = norm
+
+    def _close_step(self, number: int, series: dict[str, object], notes: dict) -> None:
         if self.listening:
             self._optimizer.read(self.record)
-        lr = self._optimizer.take_lr()
+        rates = self._optimizer.take_rates()
         if series["lr"] is None:
-            series["lr"] = lr
+            series["lr"] = rates[0] if rates else None
         if series["loss_scale"] is None:
             series["loss_scale"] = self._loss_scale
+        if series["grad_norm"] is None:
+            series["grad_norm"] = self._grad_norm
         if series["loss"] is None and self._losses:
             series["loss"] = torch.stack([loss.double().reshape(()) for loss in self._losses]).mean()
         self._losses.clear()
-        self._loss_scale, self._loss_is_scaled = None, False
+        self._loss_scale, self._loss_is_scaled, self._grad_norm, self._seen_loss = None, False, None, None
         self._collectives.next_step()
         observations, self._observations = self._observations, []
+        passes = self._all_passes(observations)
+        self._passes = {}
+        self._mark = _Mark()
+        self._next_pass()
         if not (self.listening and observations):
             return
-        tensors = [observation.partials for observation in observations]
+        observations.sort(key=lambda observation: observation.sequence)  # a product is known to be one of attention late
+        entries = self._resolve(observations)
+        self._trains |= any(training for training, _ in passes.values())
         order = [name for name in SERIES if isinstance(series[name], Tensor)]
-        tensors += [series[name].detach().double().reshape(1) for name in order]
-        fetch, on_device = start_transfer(tensors)
+        rates = rates if len(rates) > 1 else []
+        waiting = [series[name] for name in order] + [rate for rate in rates if isinstance(rate, Tensor)]
+        fetch, on_device = start_transfer([observation.partials for observation in observations]
+                                          + [value.detach().double().reshape(1) for value in waiting])
         values = {name: float(value) for name, value in series.items() if value is not None and not isinstance(value, Tensor)}
-        self._pending.append(PendingStep(number, observations, values | dict.fromkeys(order), fetch, on_device))
+        self._pending.append(PendingStep(number, observations, entries, values | dict.fromkeys(order),
+                                         [None if isinstance(rate, Tensor) else rate for rate in rates], notes, fetch, on_device))
+        if rates:
+            self._note_groups(notes)
         self._closed_steps += 1
         if self._closed_steps == 1:
             self._check_raw()
         while self._pending and not (len(self._pending) == 1 and self._pending[0].on_device):
             self._write(self._pending.popleft())
+
+    def _resolve(self, observations: list[Observation]) -> list[ProbeEntry]:
+        """The probe of each observation. The calls of a module in one pass have probes of their own, NAME, NAME#2, ..., unless
+        there are more than MAX_CALLS when it is first seen: then they share one, and so do those that are more in a later step
+        with the last."""
+        most: dict[tuple[str, str], int] = {}
+        for observation in observations:
+            if observation.kind == "activation":
+                key = (observation.name, observation.suffix)
+                most[key] = max(most.get(key, 1), observation.call)
+        for key, calls in most.items():
+            self._split.setdefault(key, calls <= MAX_CALLS)
+        entries = []
+        for observation in observations:
+            call = observation.call
+            if call > 1:
+                separate = self._split.get((observation.name, observation.suffix.removesuffix(GRADIENT)), False)
+                call = min(call, MAX_CALLS) if separate else 1
+            numbered = f"{observation.name}#{call}" if call > 1 else observation.name
+            entries.append(self._registry.find(numbered + observation.suffix, observation.kind, observation.format))
+        kept = [(observation, entry) for observation, entry in zip(observations, entries) if entry is not None]
+        observations[:] = [observation for observation, _ in kept]
+        return [entry for _, entry in kept]
+
+    def _close_open_step(self) -> None:
+        """Writes what was seen of a step that never ended, when it was training: a pass with gradients, in the mode of the steps
+        before. A pass after the last step that is validation is left out."""
+        if not self.listening:
+            return
+        counted = {number for number, (training, gradients) in self._all_passes(self._observations).items()
+                   if self.inference or (gradients and (training or not self._trains))}
+        if not counted or (self._closed_steps == 0 and self._backwards == 0 and len(counted) > 1):
+            return  # many passes and never a backward: no training
+        self._observations = [observation for observation in self._observations
+                              if observation.passing in counted or observation.kind != "activation"]
+        self.step(loss=None if self._losses else self._seen_loss, _notes={"unfinished": True})
+
+    def _all_passes(self, observations: list[Observation]) -> dict[int, tuple[bool, bool]]:
+        """The forward passes of a step and how they ran: those of the model as a whole, and those that only its parts saw."""
+        found = dict(self._passes)
+        for observation in observations:
+            if observation.kind == "activation":
+                training, gradients = found.get(observation.passing, (False, False))
+                found[observation.passing] = (training or observation.training, gradients or observation.gradients)
+        return found
+
+    def _note_groups(self, notes: dict) -> None:
+        groups = self._optimizer.groups()
+        if groups != self._groups_noted:
+            self._groups_noted = notes["groups"] = groups
 
     def _drain(self) -> None:
         while self._pending:
@@ -401,13 +590,14 @@ class Capture:
         arrays = step.fetch()
         fetched = iter(arrays[len(step.observations):])
         series = {name: float(next(fetched)[0]) if value is None else value for name, value in step.series.items()}
+        rates = [float(next(fetched)[0]) if rate is None else rate for rate in step.rates]
         groups: dict[int, list[int]] = {}
-        for i, observation in enumerate(step.observations):
-            groups.setdefault(observation.entry.index, []).append(i)
+        for i, entry in enumerate(step.entries):
+            groups.setdefault(entry.index, []).append(i)
         parts = [arrays[i] for members in groups.values() for i in members]
         ends = np.cumsum([sum(len(arrays[i]) for i in members) for members in groups.values()])
         merged = statistics.combine(np.concatenate(parts), self._columns, np.concatenate(([0], ends[:-1])))
-        entries = [step.observations[members[0]].entry for members in groups.values()]
+        entries = [step.entries[members[0]] for members in groups.values()]
         rows = np.zeros(len(groups), self._row)
         rows["probe"] = [entry.index for entry in entries]
         rows["elements"] = [self._note_shape(entry, [step.observations[i].shape for i in members])
@@ -415,29 +605,54 @@ class Capture:
         with np.errstate(over="ignore"):  # a variance may be beyond FP32
             for name, values in merged.items():
                 rows[name] = values
-        bad = [(entries[i], int(rows["nonfinite"][i])) for i in np.flatnonzero(rows["nonfinite"])]
         raw = [(entry, [step.observations[i].raw for i in members]) for entry, members in zip(entries, groups.values())
                if step.observations[members[0]].raw is not None]
+        notes = step.notes | self._moved(rates)
+        bad = np.flatnonzero(rows["nonfinite"])
+        is_new = self._incident is None and self._notice(step.number, [
+            (entries[g], int(rows["nonfinite"][g])) for g in sorted(bad, key=lambda g: self._first_bad(arrays, groups, entries[g]))],
+            series, notes)
+        if notes:
+            self._journal.note(step.number, notes)
         self._journal.step(step.number, series, rows)
         if raw and self._raw_steps is not None:
             self._write_raw(step.number, raw)
-        elif raw and self._incident is None:
+        elif raw and (is_new or self._incident is None):
             self._ring.append((step.number, raw))
-        self._notice(step.number, bad, "loss_scale" in series)
+        if is_new:
+            for ringed in self._ring:
+                self._write_raw(*ringed)
+            self._ring.clear()
+            self._journal.sync()
 
-    def _notice(self, number: int, bad: list[tuple[ProbeEntry, int]], scaled: bool) -> None:
-        """On the first non-finite value: says so, writes the ring and synchronises the journal. Gradients that overflow under a
-        loss scale are ordinary."""
-        bad = [(entry, count) for entry, count in bad if not (entry.kind in ("gradient", "collective") and scaled)]
-        if not bad or self._incident is not None:
-            return
-        entry, count = min(bad, key=lambda item: item[0].index)
-        self._incident = f"step {number}: {entry.name} holds {count} non-finite elements"
-        log.warning("%s%s", self._incident, f", and so do {len(bad) - 1} other probes" if len(bad) > 1 else "")
-        for ringed in self._ring:
-            self._write_raw(*ringed)
-        self._ring.clear()
-        self._journal.sync()
+    @staticmethod
+    def _first_bad(arrays: list[np.ndarray], groups: Mapping[int, list[int]], entry: ProbeEntry) -> int:
+        """Which observation of a probe was the first with a non-finite element."""
+        nonfinite = statistics.CORE.index("nonfinite")
+        return next(i for i in groups[entry.index] if arrays[i][:, nonfinite].any())
+
+    def _moved(self, rates: list) -> dict:
+        """The note of learning rates, when one has moved by more than LR_CHANGE since the last: of several groups only."""
+        given = [rate for rate in rates if rate is not None]
+        if len(given) < len(rates) or not rates:
+            return {}
+        shown = [float(rate) if math.isfinite(rate) else str(float(rate)) for rate in rates]  # JSON has no Inf
+        before = self._rates_noted
+        if len(before) == len(shown) and not any(_has_moved(old, new) for old, new in zip(before, shown)):
+            return {}
+        self._rates_noted = shown
+        return {"lr": shown}
+
+    def _notice(self, number: int, bad: list[tuple[ProbeEntry, int]], series: Mapping[str, float], notes: dict) -> bool:
+        """Whether the step holds the first incident of the run; says so, and notes it. bad: in order of calls."""
+        incident = find_incident(number, bad, series, self.selection.whole_groups())
+        if incident is None:
+            return False
+        self._incident, self._advice = incident.text, incident.advice
+        notes["incident"] = {"text": incident.text, "advice": incident.advice}
+        notes["order"] = [entry.index for entry, _ in bad if entry.kind == "activation"]
+        log.warning("%s", incident_text(incident.text, incident.advice))
+        return True
 
     def _write_raw(self, number: int, raw: list[tuple[ProbeEntry, list[Tensor]]]) -> None:
         for entry, tensors in raw:
@@ -457,17 +672,14 @@ _SIDEBAND_TEXT = {"off": "not recorded", "logits": "recomputed in FP32 from quer
                   "full": "recomputed in FP32 from query and key, and their softmax"}
 
 
-def merge_shapes(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Shape of what a probe saw in a step: its own when it ran once, [n, *shape] for n runs of one shape, else [elements]."""
-    if len(shapes) == 1:
-        return shapes[0]
-    if all(shape == shapes[0] for shape in shapes):
-        return (len(shapes), *shapes[0])
-    return (sum(map(math.prod, shapes)),)
+def incident_text(text: str, advice: str | None) -> str:
+    return text if advice is None else f"{text}; {advice}"
 
 
-def bytes_of(tensor: Tensor) -> bytes:
-    return tensor.contiguous().view(-1).view(_STORAGE[tensor.element_size()]).cpu().numpy().tobytes()
+def _has_moved(old: float | str, new: float | str) -> bool:
+    if isinstance(old, str) or isinstance(new, str):
+        return old != new
+    return abs(new - old) > LR_CHANGE * abs(old)
 
 
 def _describe(model: nn.Module) -> str:

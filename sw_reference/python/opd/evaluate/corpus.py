@@ -24,7 +24,8 @@ from opd.trace import LABELS, Trace
 LABELS_FILE = "labels.toml"
 SPLITS = ("tuning", "held-out")
 UNASSIGNED = "unassigned"  # split of a run that no labels file names
-_KEYS = {"class": str, "split": str, "first_bad_step": int, "first_bad_op": str, "decided": str, "event_step": int}
+_KEYS = {"class": str, "split": str, "first_bad_step": int, "first_bad_op": str, "decided": str, "event_step": int,
+         "incident": str}
 _REQUIRED = ("class", "split", "decided")
 CLEAN = ("healthy", "stressed", "near-limit")  # classes without an incident in the forward pass
 UNKNOWN = "unknown"  # class of a run of which something was not understood: neither clean nor an incident
@@ -141,7 +142,10 @@ def load(file: Path, labels: dict[str, Label], labels_file: Path | None) -> Run:
         op = next((op for op, probe in enumerate(trace.probes) if probe.name == label.first_bad_op), None)
         if op is None:
             fail("first_bad_op", f"{label.first_bad_op!r} is no probe of the trace")
-        bad = trace.step[trace.nonfinite[:, op] > 0]
+        counts = trace.nonfinite[:, op]
+        if label.kind == "saturating" and trace.saturated is not None:
+            counts = counts + trace.saturated[:, op]
+        bad = trace.step[counts > 0]
         if not len(bad) or bad[0] != label.first_bad_step:
             found = f"its first non-finite value is at step {bad[0]}" if len(bad) else "it never goes non-finite"
             fail("first_bad_step", f"{label.first_bad_op} at step {label.first_bad_step} is asked for, but {found}")

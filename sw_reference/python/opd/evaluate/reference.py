@@ -109,13 +109,15 @@ class Forecast(_Reference):
         self.name = "forecast" if jump else "forecast-no-jump"
         self.settings = {"headroom_bits": bits_of("forecast_headroom"),
                          "headroom_scaled_bits": bits_of("forecast_headroom_scaled"),
-                         "horizon_shift": CONFIG_RESET["forecast_shift"], "baseline_shift": CONFIG_RESET["baseline_shift"]}
+                         "horizon_shift": CONFIG_RESET["forecast_shift"],
+                         "horizon_shift_fp8": CONFIG_RESET["forecast_shift_fp8"],
+                         "baseline_shift": CONFIG_RESET["baseline_shift"], "max_lag_bits": CONFIG_RESET["baseline_max_lag"]}
         if jump:
             self.settings |= {"jump_bits": bits_of("jump_threshold"), "jump_headroom_bits": bits_of("jump_headroom")}
         self.unit = "JUMP.THRESHOLD in bits" if jump else "-FORECAST.HEADROOM in bits"
         self.threshold = bits_of("jump_threshold") if jump else -bits_of("forecast_headroom")
         self.sweep = JUMPS if jump else tuple(-bits for bits in HEADROOMS)
-        self.operations = {"add": 10, "compare": 7} if jump else {"add": 9, "compare": 4}  # integer
+        self.operations = {"add": 11, "compare": 8} if jump else {"add": 10, "compare": 5}  # integer
         self.state_bits = module().state_bits(True, False) - CONTROLLER_BITS
 
     def config_at(self, threshold: float) -> dict[str, float]:

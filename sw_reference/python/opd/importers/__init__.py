@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from opd.importers import arrays, hf_debug, inc, msprobe, nvdlfw, table, tensorboard, training_log
+from opd.importers import arrays, hf_debug, inc, logs, msprobe, nvdlfw, table, tensorboard
 from opd.importers.run import Imported, ImportedRun, Options, build, join
 from opd.importers.source import ImportFault, Source
 
@@ -15,7 +15,7 @@ __all__ = ["IMPORTERS", "Imported", "ImportedRun", "ImportFault", "Options", "So
            "read"]
 
 IMPORTERS = {importer.NAME: importer for importer in (
-    hf_debug, nvdlfw, msprobe.Dump, msprobe.Monitor, inc, training_log, tensorboard, table.Csv, table.Jsonl, arrays.Npz,
+    hf_debug, nvdlfw, msprobe.Dump, msprobe.Monitor, inc, logs, tensorboard, table.Csv, table.Jsonl, arrays.Npz,
     arrays.Safetensors)}
 
 
@@ -25,7 +25,9 @@ def detect(source: Source) -> str:
     best = max(found.values())
     names = [name for name, confidence in found.items() if confidence == best]
     if best == 0:
-        source.fail(None, "is in no known format", f"name it with --from: {', '.join(IMPORTERS)}")
+        line, said = logs.hint(source) or (None, "")
+        source.fail(line, "is in no known format" + (f", but this line {said}" if said else ""),
+                    f"name it with --from: {', '.join(IMPORTERS)}")
     if len(names) > 1:
         source.fail(None, f"looks like {' and like '.join(names)}", "name one with --from")
     return names[0]

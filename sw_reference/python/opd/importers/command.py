@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="opd import", description="Make traces of telemetry that other tools wrote (docs/importing.md).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="formats:\n" + "\n".join(f"  {name:16} {importer.WHAT}" for name, importer in IMPORTERS.items()))
-    parser.add_argument("files", nargs="+", metavar="FILE", help="telemetry; .gz is read too")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="telemetry; compressed files are read too")
     parser.add_argument("--out", default=".", metavar="DIR|FILE",
                         help="folder for NAME.safetensors, or the file of a single trace (default: here)")
     parser.add_argument("--from", dest="importer", choices=IMPORTERS, metavar="FORMAT",
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         for target, imported in targets:
             imported.trace.write(target)
     except (ImportFault, TraceError, OSError) as error:
-        print(f"opd import: {error}", file=sys.stderr)
+        print(printable(f"opd import: {error}"), file=sys.stderr)
         return 2
     targets = iter(targets)
     for file, name, traces in found:

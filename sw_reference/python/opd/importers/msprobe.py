@@ -15,8 +15,9 @@ import json
 import math
 import re
 
+from opd.importers.metrics import tensor_stat
 from opd.importers.names import format_of, kind_of
-from opd.importers.run import ImportedRun, Step, stat_of
+from opd.importers.run import ImportedRun, Step
 from opd.importers.source import COPY_AGAIN, Source, csv_cells
 from opd.texts import quoted
 
@@ -109,7 +110,11 @@ class _DumpReader:
             self.empty += 1
         else:
             self.run.probe(name, _dump_kind(operator, part), format_of(dtype), tuple(shape))
-            self.run.steps[0].stats[name] = stat_of(fields, self.source.line_of(operator))
+            line = self.source.line_of(operator)
+            self.run.steps[0].stats[name] = tensor_stat(self.run, name, fields, line)
+            norm = value.get("Norm")
+            if isinstance(norm, float) and not math.isfinite(norm) and math.isfinite(sum(fields.values())):
+                self.run.not_understood(line, f"Norm of {name} is {norm}, its magnitude is finite")
 
 
 def _dump_kind(operator: str, part: str) -> str:
@@ -157,7 +162,10 @@ class Monitor:
                 no_tensor += 1
                 continue
             name = _monitor_name(source, cells, name_column)
-            stat = stat_of(fields, number)
+            stat = tensor_stat(run, name, fields, number)
+            norm = _number(source, number, cells, "norm") if cells.get("norm") else None
+            if norm is not None and not math.isfinite(norm) and math.isfinite(sum(fields.values())):
+                run.not_understood(number, f"norm of {name} is {norm:g}, its magnitude is finite")
             if not run.steps or run.steps[-1].step != step_number:
                 run.steps.append(Step(step_number, number))
             known = run.steps[-1].stats.get(name)

@@ -62,6 +62,7 @@ class Step:
     stats: dict[str, Stat] = field(default_factory=dict)     # by probe name
     series: dict[str, float] = field(default_factory=dict)   # of SERIES
     source: Source | None = None                             # set once the file is read
+    run: str = ""                                            # name, where the source holds several runs
 
 
 @dataclass
@@ -74,6 +75,7 @@ class ImportedRun:
     framework: str = ""
     rounding: float = 0.0
     details: dict = field(default_factory=dict)                   # further facts for the manifest
+    empty: tuple[str, str] = ("holds no step with a value", "give a file that a run has written to")  # the fault of no step
     unread: list[tuple[int | None, str]] = field(default_factory=list)  # line and text: looks like a metric or an overflow
     changes: dict[str, set[str]] = field(default_factory=lambda: {"format": set(), "shape": set()})  # probes whose ... changes
 
@@ -126,7 +128,7 @@ def magnitude(fields: dict[str, float]) -> tuple[float | None, int | None]:
         largest = math.nan if any(map(math.isnan, values)) else max(values)
     counts = [fields[name] for name in ("nans", "infs") if name in fields]
     nonfinite = fields.get("nonfinite", sum(counts) if counts else None)
-    return largest, None if nonfinite is None or math.isnan(nonfinite) else int(min(nonfinite, 2.0**62))
+    return largest, None if nonfinite is None or math.isnan(nonfinite) else int(max(min(nonfinite, 2.0**62), -1.0))
 
 
 def stat_of(fields: dict[str, float], line: int | None) -> Stat:
@@ -134,7 +136,7 @@ def stat_of(fields: dict[str, float], line: int | None) -> Stat:
     max_abs, nonfinite = magnitude(fields)
     var = fields.get("var")
     if var is None and "std" in fields:
-        var = fields["std"] ** 2
+        var = fields["std"] * fields["std"]
     zero = fields.get("zero")
     # A smallest magnitude of 0 says that there is a zero, not which magnitude is the smallest above it.
     return Stat(line, max_abs, nonfinite, fields.get("min_abs") or None, fields.get("mean"), var,
@@ -157,6 +159,8 @@ def join(runs: list[tuple[Source, ImportedRun]], restarts: str) -> ImportedRun:
                          details=runs[0][1].details)
     steps: dict[int, Step] = {}
     for source, run in runs:
+        if len({step.run for step in run.steps}) > 1:
+            source.fail(None, "holds several runs", "import it alone")
         segments, _ = _segments(run, restarts)
         if len(segments) > 1:
             source.fail(segments[1][0].line, f"the steps go back to {segments[1][0].step}",
@@ -189,9 +193,31 @@ def build(run: ImportedRun, sources: list[Source], importer: str, options: Optio
     if options.match is not None:
         run = _matching(run, source, options.match)
     if not run.steps:
-        source.fail(None, "holds no step with a value", "give a file that a run has written to")
-    segments, restarts = _segments(run, options.restarts)
+        source.fail(None, *run.empty)
     name = options.name or short_name(source.stem)
+    built, names = [], _run_names(run, name)
+    for run_name, part in names.items():
+        built += _build_run(part, sources, importer, options, run_name)
+    return built
+
+
+def _run_names(run: ImportedRun, name: str) -> dict[str, ImportedRun]:
+    """The runs of a source and the names of their traces: those of the source behind its own, where it holds several."""
+    parts: dict[str, list[Step]] = {}
+    for step in run.steps:
+        parts.setdefault(step.run, []).append(step)
+    named = {}
+    for told, steps in parts.items():
+        wanted = f"{name}.{short_name(told)}" if told else name
+        while wanted in named:
+            wanted += "_"
+        named[wanted] = replace(run, steps=steps)
+    return named
+
+
+def _build_run(run: ImportedRun, sources: list[Source], importer: str, options: Options, name: str) -> list[Imported]:
+    source = sources[0]
+    segments, restarts = _segments(run, options.restarts)
     built = []
     for number, steps in enumerate(segments, 1):
         builder = _Builder(run, steps, options)

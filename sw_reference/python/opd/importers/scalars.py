@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from opd.importers.run import ImportedRun, Stat, Step
 
+_SCALES = {"loss_scale", "scale_attempted", "scale_after"}
 PROBES = {"loss": "activation", "gradients": "gradient", "grad_norm": "collective", "loss_scale": "optimizer"}
 
 
@@ -23,54 +24,91 @@ class Row:
     """One row of a log. values: fields of names.SCALARS. A row without a step is an event between two others."""
     line: int
     step: int | None = None
-    epoch: int | None = None
+    epoch: int | None = None          # where steps start again at each epoch
     values: dict[str, float] = field(default_factory=dict)
     overflow: bool = False
+    length: int | None = None         # steps of an epoch, where the log tells it
+    epoch_base: int | None = None     # number of the first epoch, where it is known
+    writer: str = ""                  # what printed it: rows of several writers complete each other
+    scaler: str = ""                  # of several loss scalers: what the names of its probes end with
+    iteration: int | None = None      # of an event: the one that it names; it is the step where it lies between those of the rows
+    tells_gradients: bool = False     # says of its step's gradients that they were finite, where it tells no overflow
+    is_mark: bool = False             # tells where in the run the log is, and makes no step
 
     @property
     def loss_scale(self) -> float | None:
         return self.values.get("loss_scale")
 
+    @property
+    def is_overflow(self) -> bool:
+        """Whether it says that a gradient was not finite."""
+        return self.overflow or self.values.get("overflows", 0) > 0
+
 
 def read_rows(rows: list[Row], run: ImportedRun) -> list[Step]:
-    """Adds the rows to the run as steps, and the assumptions that this takes. Returns the step of each row."""
-    _unfold_epochs(rows, run)
+    """Adds the rows to the run as steps, and the assumptions that this takes. Returns the step of each row that is no mark."""
+    unfold_epochs(rows, run)
     _place_events(rows, run)
-    told = any(row.overflow or row.values.get("overflows", 0) > 0 for row in rows)
-    for name, kind in PROBES.items():
-        run.probe(name, kind, "FP32", ())
-    scale = None
-    fell = doubled = 0
-    step, taken = None, []
+    rows = [row for row in rows if not row.is_mark]
+    for suffix in dict.fromkeys(["", *(row.scaler for row in rows)]):
+        for name, kind in PROBES.items():
+            if not suffix or name in ("gradients", "loss_scale"):
+                run.probe(name + suffix, kind, "FP32", ())
+    scalers: dict[str, _Scaler] = {}
+    step, told, taken = None, set(), []
     for row in rows:
-        # A row of the step before it completes that step, unless both tell the same number: then the run began again.
-        tells_twice = step is not None and not row.overflow and step.series.keys() & row.values.keys() - {"loss_scale"}
-        if step is None or row.step != step.step or tells_twice:
-            scale = None if step is not None and row.step <= step.step else scale
-            step = Step(row.step, row.line)
+        tells = {(row.writer, name) for name in row.values if name in ("loss", "grad_norm", "lr")}
+        # A row of the step before it completes that step, unless it tells what its writer has told: then the run began again.
+        if step is None or row.step != step.step or (not row.overflow and told & tells):
+            if step is not None and row.step <= step.step:
+                scalers = {suffix: _Scaler(fell=scaler.fell, doubled=scaler.doubled) for suffix, scaler in scalers.items()}
+            step, told = Step(row.step, row.line), set()
             run.steps.append(step)
-        overflow = row.overflow or row.values.get("overflows", 0) > 0
-        after = row.values.get("scale_after")
-        now = row.loss_scale
-        if now is None and overflow:
-            now = row.values.get("scale_attempted")
-            if now is None and after is not None:
-                now = 2 * after
-                doubled += 1
-        elif now is None:
-            now = after   # without an overflow the scale stays
-        if not told and now is not None and scale is not None and now < scale:
-            overflow, fell = True, fell + 1
-        _add(step, row, now if now is not None else step.series.get("loss_scale", scale), overflow)
+        told |= tells
+        scaler = scalers.setdefault(row.scaler, _Scaler())
+        overflow, scale = scaler.next(row)
+        known = step.stats.get(f"loss_scale{row.scaler}")
+        if known is not None and not row.values.keys() & _SCALES:
+            scale = known.max_abs   # the one that the step has told
+        _add(step, row, scale, overflow)
         taken.append(step)
-        scale = after if after is not None else now if now is not None else scale
-    if fell:
+    if fell := sum(scaler.fell for scaler in scalers.values()):
         run.assumptions.append(f"the loss scale falls {fell} times: a gradient was not finite there")
-    if doubled:
+    if doubled := sum(scaler.doubled for scaler in scalers.values()):
         run.assumptions.append(f"the loss scale of {doubled} overflows is twice the one the log sets after it")
     if any("gradients" in step.stats for step in run.steps):
         run.assumptions.append("gradients: the log tells whether they are finite, not their magnitude: 0")
     return taken
+
+
+@dataclass
+class _Scaler:
+    """The state of one loss scaler, row by row."""
+    scale: float | None = None
+    is_explained: bool = False   # an overflow without its scale came since the scale was told
+    fell: int = 0
+    doubled: int = 0
+
+    def next(self, row: Row) -> tuple[bool, float | None]:
+        """Whether a gradient was not finite, and the loss scale it was computed with; None where it is not known."""
+        overflow, after, now = row.is_overflow, row.values.get("scale_after"), row.loss_scale
+        if now is None and overflow:
+            now = row.values.get("scale_attempted")
+            if now is None and after is not None:
+                now = 2 * after
+                self.doubled += 1
+        elif now is None:
+            now = after   # without an overflow the scale stays
+        elif not overflow and self.scale is not None and now < self.scale and not self.is_explained:
+            overflow = True
+            self.fell += 1
+        if row.is_overflow and after is None and row.loss_scale is None:
+            self.is_explained = True
+        elif now is not None or after is not None:
+            self.is_explained = False
+        known = now if now is not None else self.scale
+        self.scale = after if after is not None else known
+        return overflow, known
 
 
 def _add(step: Step, row: Row, scale: float | None, overflow: bool) -> None:
@@ -78,30 +116,72 @@ def _add(step: Step, row: Row, scale: float | None, overflow: bool) -> None:
         value = row.values.get(name)
         if value is None or (name == "lr" and not math.isfinite(value)):
             continue
+        if name in step.series and math.isfinite(value):
+            continue   # another writer has told it
         step.series[name] = value
         if name in PROBES:
             step.stats[name] = Stat(row.line, abs(value))
-    if row.values.get("nan_losses", 0) > 0 and "loss" not in row.values:
-        step.stats["loss"] = Stat(row.line, math.nan)
+    if row.values.get("nan_losses", 0) > 0:
+        known = step.stats.get("loss")
+        step.stats["loss"] = Stat(row.line, math.nan) if known is None else Stat(row.line, known.max_abs, 1)
     if scale is not None and math.isfinite(scale) and scale > 0:
-        step.series["loss_scale"] = scale
-        step.stats["loss_scale"] = Stat(row.line, scale)
-    if overflow or scale is not None:
-        known = step.stats.get("gradients")
-        step.stats["gradients"] = Stat(row.line, 0.0, max(int(overflow), known.nonfinite if known else 0))
+        step.stats[f"loss_scale{row.scaler}"] = Stat(row.line, scale)
+        if not row.scaler:
+            step.series["loss_scale"] = scale
+    if overflow or scale is not None or row.tells_gradients:
+        name = f"gradients{row.scaler}"
+        known = step.stats.get(name)
+        step.stats[name] = Stat(row.line, 0.0, max(int(overflow), known.nonfinite if known else 0))
 
 
-def _unfold_epochs(rows: list[Row], run: ImportedRun) -> None:
-    """Steps that start again at each epoch are counted on: the first of an epoch comes one interval after the last before."""
-    offset, last = 0, None
-    interval = 1
-    unfolded = 0
+def unfold_epochs(rows: list[Row], run: ImportedRun) -> None:
+    """Steps that start again at each epoch are counted on: by the length of the epochs before where the log tells it, else the
+    first of an epoch comes one interval after the last before."""
+    by_length = by_interval = 0
+    for writer in dict.fromkeys(row.writer for row in rows):
+        own = [row for row in rows if row.writer == writer and row.step is not None]
+        if any(row.length for row in own):
+            by_length += _unfold_by_length(own)
+        else:
+            by_interval += _unfold_by_interval(own)
     for row in rows:
-        if row.step is None:
-            continue
+        row.epoch = row.length = None
+    for count, how in ((by_interval, "one log interval after the last"), (by_length, "by the length of the epochs before")):
+        if count:
+            run.assumptions.append(f"steps start again at {count} epochs: they are counted on, {how}")
+
+
+def _unfold_by_length(rows: list[Row]) -> int:
+    """Counts on, in place; how many epochs."""
+    base = next((row.epoch_base for row in rows if row.epoch_base is not None), None)
+    if base is None:
+        base = 0 if any(row.epoch == 0 for row in rows) else 1
+    lengths: dict[int, int] = {}
+    step, length, epoch = -1, None, None   # of the row before
+    offset = passed = unfolded = 0
+    for row in rows:
+        length_before, length = length, row.length or length
+        if row.epoch is not None and length:
+            if row.epoch != epoch:
+                unfolded += epoch is not None and row.epoch > epoch
+                before = [known for number, known in lengths.items() if base <= number < row.epoch]
+                offset = sum(before) + max(row.epoch - base - len(before), 0) * length
+            lengths[row.epoch] = max(length, lengths.get(row.epoch, 0))
+        elif row.epoch is None and row.step < step:
+            passed = passed + length_before if length_before and step >= length_before else 0   # else the run began again
+            offset, unfolded = passed, unfolded + bool(passed)
+        step, epoch = row.step, row.epoch
+        row.step += offset
+    return unfolded
+
+
+def _unfold_by_interval(rows: list[Row]) -> int:
+    """Counts on, in place; how many epochs."""
+    offset, last, interval, unfolded = 0, None, None, 0
+    for row in rows:
         if last is not None and row.epoch is not None and last.epoch is not None:
             if row.epoch > last.epoch and row.step + offset <= last.step:
-                offset = last.step + interval - row.step
+                offset = last.step + (interval or max(last.step - offset, 1)) - row.step
                 unfolded += 1
             elif row.epoch == last.epoch and row.step + offset > last.step:
                 interval = row.step + offset - last.step
@@ -109,8 +189,7 @@ def _unfold_epochs(rows: list[Row], run: ImportedRun) -> None:
                 offset = 0
         row.step += offset
         last = row
-    if unfolded:
-        run.assumptions.append(f"steps start again at {unfolded} epochs: they are counted on, one log interval after the last")
+    return unfolded
 
 
 def _place_events(rows: list[Row], run: ImportedRun) -> None:
@@ -123,25 +202,37 @@ def _place_events(rows: list[Row], run: ImportedRun) -> None:
 
     def place(first: int, limit: int | None):
         nonlocal placed, shared
-        for i, event in enumerate(pending):
-            event.step = first + i if limit is None else min(first + i, limit)
-            shared += limit is not None and first + i > limit
-        placed += len(pending)
+        at = first
+        for event in pending:
+            named = event.iteration
+            if named is not None and at <= named and (limit is None or named <= limit):
+                at, event.step = named + 1, named
+                continue
+            event.step = at if limit is None else min(at, limit)
+            shared += limit is not None and at > limit
+            placed += 1
+            at += 1
         pending.clear()
 
+    writer = None
     for row in rows:
         if row.step is None:
             pending.append(row)
             continue
+        if row.is_mark and row.step == last:
+            continue
         if pending:
             if last is not None and row.step > last:
                 place(last + 1, row.step)
+            elif row.step == last and row.writer != writer:   # completes the step before
+                place(last, last)
             elif last is not None and _continues(pending[0], scale):
                 place(last + 1, None)
             else:
                 place(max(0, row.step - len(pending)), row.step)
-        last = row.step
-        scale = row.values.get("scale_after", row.loss_scale if row.loss_scale is not None else scale)
+        last, writer = row.step, row.writer
+        if not row.is_mark:
+            scale = row.values.get("scale_after", row.loss_scale if row.loss_scale is not None else scale)
     if pending:
         place(0 if last is None else last + 1, None)
     if placed:

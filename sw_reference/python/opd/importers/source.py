@@ -1,25 +1,36 @@
 """The file an importer reads, and the error it raises.
 
-A file is read once, whole; gzip is undone. Its SHA-256 is that of the bytes on disk, so that a trace can name its source.
+A file is read once, whole; what compressed it (gzip, bzip2, xz, a zip of one file) is undone, within bounds, and UTF-16 and
+UTF-32 text becomes UTF-8. Its SHA-256 is that of the bytes on disk, so that a trace can name its source.
 """
 from __future__ import annotations
 
+import bz2
+import codecs
 import csv
 import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
 import re
+import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from opd.texts import quoted
+from opd.texts import printable, quoted
 
-MAX_BYTES = 4 << 30  # after decompression; telemetry is megabytes, and a compressed file may claim anything
+MAX_BYTES = 4 << 30    # after decompression; telemetry is megabytes, and a compressed file may claim anything
+MAX_RATIO = 200        # decompressed to compressed bytes, above FREE_BYTES: logs have 5 to 50
+FREE_BYTES = 256 << 20
+MAX_LAYERS = 4         # a gzip in a zip in ...
 HEAD_BYTES = 1 << 16
+READ_BYTES = 1 << 20
+ENDINGS = (".gz", ".bz2", ".xz", ".zip")
 STEP_IN_PATH = re.compile(r"step[_-]?(\d{1,9})(?!\d)")  # the folder "step12" of a dump, "checkpoint-step-12.npz"
 
 COPY_AGAIN = "the file is damaged or cut off: copy it again"
@@ -31,7 +42,7 @@ class ImportFault(ValueError):
 
     def __init__(self, file: str, place: int | str | None, wrong: str, remedy: str):
         where = file if place is None else f"{file}:{place}"
-        super().__init__(f"{where}: {wrong}; {remedy}")
+        super().__init__(printable(f"{where}: {wrong}; {remedy}").replace("\n", "?"))
         self.file = file
         self.place = place
 
@@ -58,8 +69,7 @@ class Source:
             reason = os.strerror(error.errno) if isinstance(error, OSError) else str(error)
             raise ImportFault(file, None, f"cannot be opened ({reason})", "check the path and its permissions") from None
         digest = hashlib.sha256(data).hexdigest()
-        if data[:2] == b"\x1f\x8b":
-            data = _decompress(data, file)
+        data = _utf8(_unpacked(data, file))
         if not data.strip():
             raise ImportFault(file, None, "is empty", COPY_AGAIN)
         return Source(file, data, digest)
@@ -72,7 +82,9 @@ class Source:
     @property
     def stem(self) -> str:
         """The file's name without its endings."""
-        name = Path(self.path).name.removesuffix(".gz")
+        name = Path(self.path).name
+        for ending in ENDINGS:
+            name = name.removesuffix(ending)
         return name.rsplit(".", 1)[0] if "." in name[1:] else name
 
     def step_of_path(self) -> int | None:
@@ -96,6 +108,15 @@ class Source:
             except UnicodeDecodeError:
                 self.fail(number, "is not UTF-8 text", "convert the file to UTF-8, or copy it again if it is damaged")
 
+    def output_lines(self) -> Iterator[tuple[int, str]]:
+        """As lines(), for what a job printed: bytes that are no text (a hole of NUL bytes that a crashed node left, another
+        process's output) become U+FFFD, and no error; UTF-16 that was appended to UTF-8 is read."""
+        for number, line in enumerate(io.BytesIO(self.data), 1):
+            if b"\0" in line:
+                appended = b"\0\0" not in line and line.count(0) > 0.4 * len(line)
+                line = line.replace(b"\0", b"") if appended else re.sub(rb"\0+", b"\xff", line)
+            yield number, line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8", "replace")
+
     def json(self):
         """The JSON value of the file; NaN and Infinity are numbers, as Python's json module writes them."""
         try:
@@ -109,6 +130,8 @@ class Source:
             self.fail(None, "JSON nested too deep", COPY_AGAIN)
         except json.JSONDecodeError as error:
             self.fail(error.lineno, f"not valid JSON: {error.msg}", COPY_AGAIN)
+        except ValueError as error:   # a whole number of more digits than Python converts
+            self.fail(None, f"not valid JSON: {error}", "correct the number")
 
     def line_at(self, offset: int) -> int:
         """The line of a byte."""
@@ -144,12 +167,86 @@ def _unique(pairs):
     return result
 
 
-def _decompress(data: bytes, file: str) -> bytes:
+_COMPRESSIONS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+_UNREAD = {b"\x28\xb5\x2f\xfd": "Zstandard", b"\x04\x22\x4d\x18": "LZ4", b"7z\xbc\xaf\x27\x1c": "7-Zip", b"Rar!": "RAR"}
+_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+
+
+def _unpacked(data: bytes, file: str) -> bytes:
+    """What compressed data holds; other data as it is. Raises ImportFault."""
+    for _ in range(MAX_LAYERS):
+        opened = next((reader for magic, reader in _COMPRESSIONS.items() if data.startswith(magic)), None)
+        if name := next((name for magic, name in _UNREAD.items() if data.startswith(magic)), None):
+            raise ImportFault(file, None, f"is compressed by {name}", "decompress it and import what it holds")
+        try:
+            if opened is not None:
+                with opened(io.BytesIO(data)) as stream:
+                    data = read_bounded(stream, len(data), file)
+            elif data.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+                with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                    member = _only_member(archive, file)
+                    if member is None:
+                        return data
+                    with archive.open(member) as stream:
+                        data = read_bounded(stream, len(data), file)
+            else:
+                return data
+        except _DAMAGED as error:
+            if data.startswith(b"PK") and b".npy" in data[:512]:
+                return data   # the importer of arrays says what is wrong with it
+            raise ImportFault(file, None, f"cannot be decompressed ({error})", COPY_AGAIN) from None
+        except (NotImplementedError, RuntimeError) as error:
+            raise ImportFault(file, None, f"cannot be unpacked ({error})", "unpack it and import what it holds") from None
+    raise ImportFault(file, None, f"is compressed more than {MAX_LAYERS} times over", "decompress it and import what it holds")
+
+
+def _only_member(archive: zipfile.ZipFile, file: str) -> zipfile.ZipInfo | None:
+    """The one file of a zip; None for an archive of arrays, which an importer reads itself. Raises ImportFault."""
+    members = [member for member in archive.infolist()
+               if not member.is_dir() and not member.filename.startswith("__MACOSX/")
+               and member.filename.rsplit("/", 1)[-1] != ".DS_Store"]
+    if any(member.filename.endswith(".npy") for member in members):
+        return None
+    if len(members) != 1:
+        names = ", ".join(quoted(member.filename) for member in members[:4]) + (", ..." if len(members) > 4 else "")
+        holds = f"a zip of {len(members)} files: {names}" if members else "a zip that holds no file"
+        raise ImportFault(file, None, f"is {holds}",
+                          "unpack it and import the one you mean (several files of one run: with --join)")
+    return members[0]
+
+
+def read_bounded(stream: BinaryIO, compressed: int, file: str) -> bytes:
+    """What a decompressing stream yields, at most MAX_BYTES and, above FREE_BYTES, MAX_RATIO times its compressed bytes.
+    Raises ImportFault."""
+    most = min(MAX_BYTES, max(FREE_BYTES, MAX_RATIO * compressed))
+    content = bytearray()
+    while part := stream.read(READ_BYTES):
+        content += part
+        if len(content) > most:
+            limit = "4 GiB" if most == MAX_BYTES else f"{most >> 20} MiB, from {compressed} bytes"
+            raise ImportFault(file, None, f"decompresses to more than {limit}",
+                              "decompress it yourself, split it, and import the parts with --join")
+    return bytes(content)
+
+
+_MARKS = ((codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
+          (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+
+
+def _utf8(data: bytes) -> bytes:
+    """UTF-16 or UTF-32 text, with or without a byte order mark, as UTF-8; anything else as it is."""
+    mark, encoding = next(((mark, encoding) for mark, encoding in _MARKS if data.startswith(mark)), (b"", None))
+    if encoding is None:
+        # Text of letters and digits has a zero byte in each 16-bit unit, on one side only, and no NUL character.
+        head = data[:4096 & ~1]
+        odd, even = head[1::2].count(0), head[::2].count(0)
+        if len(head) < 4 or max(odd, even) < 0.9 * (len(head) // 2) or min(odd, even):
+            return data
+        encoding = "utf-16-le" if odd else "utf-16-be"
+    unit = 4 if "32" in encoding else 2
+    body = data[len(mark):]
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ImportFault(file, None, f"cannot be decompressed ({error})", COPY_AGAIN) from None
-    if len(content) > MAX_BYTES:
-        raise ImportFault(file, None, "decompresses to more than 4 GiB", "split it")
-    return content
+        text = body[:len(body) - len(body) % unit].decode(encoding)   # a file may be cut within a character
+    except UnicodeDecodeError:
+        return data
+    return data if "\0" in text else text.encode()

@@ -1,36 +1,40 @@
-"""Tables: CSV or TSV with a header, JSON lines, and the log history of HF's trainer_state.json.
+"""Tables: CSV or TSV with a header (csv_rows.py), JSON lines, arrays and HF's trainer_state.json (json_rows.py).
 
-Columns are read by name (names.py). Four layouts:
+Columns are read by name (names.py, metrics.py). Layouts:
 
     long     a column with the name of a probe, one row per probe and step, statistics in the other columns
+    metrics  a column with the name of a metric and one with its value (MLflow, Comet, TensorBoard's CSV)
     layers   a column "layer" and no step: the layers of one pass; each other column of each layer is a probe
-    log      loss, gradient norm or loss scale per step; columns named PROBE_STATISTIC are probes too, others are left out
+    log      losses, gradient norms, loss scale per step; columns named PROBE_STATISTIC are probes too, others are left out
     wide     none of these: one row per step, each other column is the largest magnitude of a probe of that name
 
-An empty cell, "None", "null" or "N/A" has no value. inf and nan are values.
+Columns "RUN - METRIC" (a panel of Weights & Biases) or a column that tells runs or ranks apart make a trace each. What a cell
+may say stands in cells.py.
 """
 from __future__ import annotations
 
-import csv
-import json
+import functools
 import math
 import re
-from collections import Counter
 
-from opd.importers.names import (PROBE_NAMES, PROBE_PARTS, SCALAR_OF, STATISTIC_OF, STEPS, format_of, key, kind_of,
-                                 split_statistic)
-from opd.importers.run import ImportedRun, Stat, Step, listed, stat_of
-from opd.importers.scalars import Row, read_rows
-from opd.importers.source import COPY_AGAIN, Source, csv_cells
+from opd.importers import cells, csv_rows, json_rows
+from opd.importers.names import (EPOCHS, KINDS, MAGNITUDES, METRIC_NAMES, METRIC_VALUES, NO_OPERATOR, PHASES, PROBE_NAMES,
+                                 PROBE_PARTS, RUNS, STATISTIC_OF, STEPS, format_of, is_evaluation, is_step, key, kind_of, meaning,
+                                 split_statistic, words)
+from opd.importers.metrics import (FLAGS, SCALARS, UNKNOWN, Choice, check_scalars, choose, probe_kind, read_series, row_values,
+                                   tell, tensor_stat)
+from opd.importers.run import ImportedRun, Stat, Step, listed
+from opd.importers.scalars import PROBES, Row, read_rows
+from opd.importers.source import Source
 from opd.texts import quoted
-from opd.trace import KINDS
+from opd.trace import KINDS as PROBE_KINDS
 
-_MISSING = ("", "none", "null", "n/a", "na", "-")
-# Columns that are neither a probe nor worth a word when they are not read.
-_COUNTERS = ("seq", "order", "line", "src_line", "index", "unnamed_0", "epoch", "kind", "event", "type", "ranks", "time",
-             "date",
-             "timestamp", "_timestamp", "_runtime", "wall_time")
-_OVERFLOW = ("overflow", "skip", "skipped")
+_OVERFLOW = {"overflow", "overflows", "skip", "skipped", "nan", "inf"}
+_SUSPECT = re.compile(r"(?i)overflow|\bnan\b|\binf\b|non-?finite|skipp?(?:ed|ing) (?:the |this )?(?:step|update|batch|iter)")
+_LONGEST_TEXT = 400   # of a message; longer ones are configurations
+_PANEL = re.compile(r"(.+) - (.+?)(__MIN|__MAX)?$")
+_MODULE_PATH = re.compile(r"[A-Za-z_]\.[A-Za-z0-9_]|\.\d+\.")
+_MAX_RUNS = 256
 
 
 class Csv:
@@ -41,198 +45,242 @@ class Csv:
     @staticmethod
     def sniff(source: Source) -> int:
         """1 for a header with a known column, 0 for anything else."""
-        header = _header(source)
-        return int(header is not None and (_is_known(header) or source.path.lower().endswith((".csv", ".tsv", ".csv.gz"))))
+        header = csv_rows.header_of(source)
+        return int(header is not None and (csv_rows.is_known(header) or
+                                           source.path.lower().endswith((".csv", ".tsv", ".csv.gz"))))
 
     @staticmethod
     def read(source: Source) -> ImportedRun:
         """The table. Raises ImportFault with the line."""
-        first = next((n for n, line in source.lines() if line.strip()), 1)
-        header, rows = None, []
-        for number, line in source.lines():
-            if number < first or not line.strip():
-                continue
-            if header is None:
-                delimiter = _delimiter(line)
-                header = [cell.strip() for cell in csv_cells(source, number, line, delimiter)]
-                if doubled := [name for name, count in Counter(header).items() if count > 1]:
-                    source.fail(number, f"column {quoted(doubled[0])} stands twice", "name every column once")
-                continue
-            cells = csv_cells(source, number, line, delimiter)
-            if len(cells) != len(header):
-                source.fail(number, f"{len(cells)} cells instead of {len(header)}", COPY_AGAIN)
-            rows.append((number, dict(zip(header, (cell.strip() for cell in cells)))))
-        return _read(source, header, rows, first)
+        run = ImportedRun()
+        columns, rows, delimiter = csv_rows.read_rows(source, run)
+        if not rows:
+            source.fail(None, "holds a header, but no rows", "give the table of a run that has logged something")
+        _read(source, run, _Table(source, columns, rows, delimiter == ";"))
+        return run
 
 
 class Jsonl:
-    """JSON lines, or trainer_state.json"""
+    """JSON lines or array, or trainer_state.json"""
     NAME = "jsonl"
-    WHAT = "JSON lines, or HF trainer_state.json"
+    WHAT = "JSON lines or array, or HF trainer_state.json"
 
     @staticmethod
     def sniff(source: Source) -> int:
-        """2 for trainer_state.json, 1 for objects line by line, 0 for anything else."""
-        if source.head.lstrip()[:1] != b"{":
-            return 0
-        if b'"log_history"' in source.data and b'"Nodes"' not in source.head:
-            return 2
-        return int(_object(source.data.lstrip().split(b"\n", 1)[0]) is not None)
+        """2 for trainer_state.json, 1 for objects line by line or in an array, 0 for anything else."""
+        return json_rows.is_rows(source)
 
     @staticmethod
     def read(source: Source) -> ImportedRun:
         """The rows. Raises ImportFault with the line."""
-        rows = []
-        if Jsonl.sniff(source) == 2:
-            rows = [(line, _flat(row)) for line, row in _history(source)]
-        else:
-            for number, line in source.lines():
-                if not line.strip():
-                    continue
-                content = _object(line.encode())
-                if content is None:
-                    source.fail(number, "is not a JSON object", COPY_AGAIN)
-                rows.append((number, _flat(content)))
+        run = ImportedRun()
+        rows = json_rows.read_rows(source, run)
+        if not rows:
+            source.fail(None, "holds no rows", "give the file of a run that has logged something")
         columns = list(dict.fromkeys(column for _, row in rows for column in row))
-        return _read(source, columns, rows, rows[0][0] if rows else 1)
+        _read(source, run, _Table(source, columns, rows, nulls_are_told=True))
+        return run
 
 
-def _history(source: Source) -> list[tuple[int, dict]]:
-    """The objects of "log_history", each with its line."""
-    history = source.json().get("log_history")
-    if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
-        source.fail(source.line_of("log_history"), "\"log_history\" is not a list of objects", COPY_AGAIN)
-    text = source.data.decode("utf-8-sig")
-    lines, decoder = [], json.JSONDecoder()
-    try:
-        at = text.index("[", text.index('"log_history"'))
-        for _ in history:
-            at = text.index("{", at)
-            lines.append(text.count("\n", 0, at) + 1)
-            _, at = decoder.raw_decode(text, at)
-    except ValueError:   # the name stands in another text before
-        lines = [source.line_of("log_history")] * len(history)
-    return list(zip(lines, history))
+# --- several runs, and the layout ------------------------------------------------------------------------------------------
+
+def _read(source: Source, run: ImportedRun, table: _Table) -> None:
+    """Adds the table to the run, each run of it as one of its own."""
+    parts = _parts(table)
+    if len(parts) > _MAX_RUNS:
+        source.fail(None, f"holds {len(parts)} runs, more than {_MAX_RUNS}", "export fewer at a time")
+    if len(parts) > 1:
+        run.assumptions.append(f"{len(parts)} runs, a trace each: {listed(list(parts))}")
+    for name, part in parts.items():
+        begin = len(run.steps)
+        _read_run(source, run, part, name)
+        for step in run.steps[begin:]:
+            step.run = name if len(parts) > 1 else ""
 
 
-def _object(line: bytes) -> dict | None:
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+def _parts(table: _Table) -> dict[str, _Table]:
+    """The runs of a table, by name."""
+    panels: dict[str, dict[str, str]] = {}   # run -> {column: metric}
+    shared = []
+    for column in table.columns:
+        found = _PANEL.match(column)
+        if found:
+            panels.setdefault(found[1], {})[column] = found[2] + (found[3] or "")
+        else:
+            shared.append(column)
+    known = any(meaning(metric).what in (*SCALARS, *FLAGS, "norm") or metric.endswith("__MIN")
+                for columns in panels.values() for metric in columns.values())
+    if known and all(is_step(c) or key(c) in (*EPOCHS, *csv_rows.INDEX) or meaning(c).what in NO_OPERATOR for c in shared):
+        return {name: table.renamed({**{c: c for c in shared}, **columns}) for name, columns in panels.items()
+                if table.has_values(columns)}
+    keys = sorted((c for c in table.columns if key(c) in RUNS), key=lambda c: RUNS.index(key(c)))
+    several = [c for c in keys if len({str(row[c]) for _, row in table.rows if row.get(c) not in ("", None)}) > 1]
+    chosen: list[str] = []
+    count = 1
+    for column in several:   # only those that part the rows further
+        groups = len({tuple(str(row.get(c)) for c in [*chosen, column]) for _, row in table.rows})
+        if groups > count:
+            chosen, count = [*chosen, column], groups
+    if not chosen:
+        return {"": table}
+    rows: dict[str, list] = {}
+    for line, row in table.rows:
+        name = ".".join((key(c) if str(row.get(c) or "").isdigit() else "") + str(row.get(c) or "") for c in chosen)
+        rows.setdefault(name, []).append((line, row))
+    columns = [c for c in table.columns if c not in keys]
+    return {name: _Table(table.source, columns, part, table.decimal_comma, table.nulls_are_told) for name, part in rows.items()}
 
 
-def _flat(value: dict, prefix: str = "") -> dict:
-    """Nested objects as columns "a/b"; lists are left out."""
-    row = {}
-    for name, item in value.items():
-        if isinstance(item, dict):
-            row.update(_flat(item, f"{prefix}{name}/"))
-        elif not isinstance(item, list):
-            row[prefix + name] = item
-    return row
-
-
-def _header(source: Source) -> list[str] | None:
-    """The cells of the first line, when it can be the header of a table."""
-    line = next((line for line in source.head.split(b"\n") if line.strip()), b"")
-    try:
-        text = line.decode("utf-8-sig").rstrip("\r")
-    except UnicodeDecodeError:
-        return None
-    if text.lstrip()[:1] in "{[" or any(ord(c) < 32 and c != "\t" for c in text):
-        return None
-    try:
-        cells = [cell.strip() for cell in next(csv.reader([text], delimiter=_delimiter(text), strict=True), [])]
-    except csv.Error:
-        return None
-    if len(cells) < 2 or "" in cells or any(re.fullmatch(r"[-+]?\d[\d.eE+-]*", cell) for cell in cells):
-        return None
-    return cells
-
-
-def _delimiter(header: str) -> str:
-    return max(",\t;", key=header.count)
-
-
-def _is_known(header: list[str]) -> bool:
-    keys = [key(name) for name in header]
-    return any(k in STEPS or k in SCALAR_OF or k == "layer" for k in keys) or (
-        any(k in PROBE_NAMES for k in keys) and any(k in STATISTIC_OF for k in keys))
-
-
-# --- layouts ---------------------------------------------------------------------------------------------------------------
-
-def _read(source: Source, columns: list[str], rows: list, first_line: int) -> ImportedRun:
-    if not rows:
-        source.fail(None, "holds no rows", COPY_AGAIN)
-    keys = {}
-    for column in columns:
-        keys.setdefault(key(column), column)
-        keys.setdefault(key(column.rsplit("/", 1)[-1]), column)   # "train/loss" is a loss where no column is called so
-    table = _Table(source, columns, keys, rows)
-    run = ImportedRun()
-    name = next((keys[k] for k in PROBE_NAMES if k in keys), None)
-    statistics = {column: STATISTIC_OF[key(column)] for column in columns if key(column) in STATISTIC_OF}
-    if name is not None and {"max_abs", "max", "min"} & set(statistics.values()):
-        table.read_long(run, name, statistics)
-    elif "layer" in keys and table.step_column() is None:
+def _read_run(source: Source, run: ImportedRun, table: _Table, name: str) -> None:
+    keys = table.keys
+    probe = next((keys[k] for k in PROBE_NAMES if k in keys), None)
+    statistics = {column: STATISTIC_OF[key(column)] for column in table.columns if key(column) in STATISTIC_OF}
+    metric = next((keys[k] for k in METRIC_NAMES if k in keys), None)
+    value = next((keys[k] for k in METRIC_VALUES if k in keys), None)
+    if probe is not None and MAGNITUDES & set(statistics.values()):
+        table.read_long(run, probe, statistics)
+    elif metric is not None and value is not None:
+        table.read_metrics(run, metric, value)
+    elif "layer" in keys and table.step is None:
         table.read_layers(run, keys["layer"])
-    elif any(k in SCALAR_OF and SCALAR_OF[k] not in ("lr", "overflows", "nan_losses") for k in keys):
-        table.read_log(run)
-    elif table.step_column() is not None:
-        table.read_wide(run)
     else:
-        source.fail(first_line, "no column is a step, probe name, layer, loss, gradient norm or loss scale",
-                    "name the columns as docs/importing.md says")
-    return run
+        if value is not None and len([c for c in table.columns if meaning(c).what is None]) == 1:
+            table = table.renamed({**{c: c for c in table.columns}, value: _metric_of_file(source, run)})
+        table.read_wide(run)
+
+
+def _metric_of_file(source: Source, run: ImportedRun) -> str:
+    """The metric that the name of a file tells: TensorBoard's "run-validation-tag-epoch_loss.csv" and plain names."""
+    found = re.fullmatch(r"run-(.*?)-tag-(.*)", source.stem)
+    name = found[2] if found else source.stem
+    run.assumptions.append(f"the metric is that of the file's name: {name}")
+    return f"eval/{name}" if found and is_evaluation(found[1].replace("_", " ").split()[-1] if found[1].strip("_. ") else "") \
+        else name
 
 
 class _Table:
-    def __init__(self, source: Source, columns: list[str], keys: dict[str, str], rows: list):
-        self.source, self.columns, self.keys, self.rows = source, columns, keys, rows
+    """Rows of cells by column. nulls_are_told: an absent value is absent, so that null says something."""
 
-    def step_column(self) -> str | None:
-        return next((self.keys[k] for k in STEPS if k in self.keys), None)
+    def __init__(self, source: Source, columns: list[str], rows: list, decimal_comma: bool = False, nulls_are_told: bool = False):
+        self.source, self.columns, self.rows = source, columns, rows
+        self.decimal_comma, self.nulls_are_told = decimal_comma, nulls_are_told
+        self.keys: dict[str, str] = {}
+        for column in columns:
+            self.keys.setdefault(key(column), column)
+            self.keys.setdefault(key(column.rsplit("/", 1)[-1]), column)   # of "a/b" the last part, where none is called so
+
+    def renamed(self, names: dict[str, str]) -> _Table:
+        """A table of some columns, under other names."""
+        rows = [(line, {new: row[old] for old, new in names.items() if old in row}) for line, row in self.rows]
+        columns = list(dict.fromkeys(names[column] for column in self.columns if column in names))
+        return _Table(self.source, columns, rows, self.decimal_comma, self.nulls_are_told)
+
+    def has_values(self, columns) -> bool:
+        return any(not cells.is_missing(row.get(column)) for _, row in self.rows for column in columns)
+
+    # --- cells ---
 
     def number(self, line: int, column: str, cell) -> float | None:
         """The cell as a number, None when it has no value."""
-        if isinstance(cell, bool) or cell is None:
-            return None if cell is None else float(cell)
-        if isinstance(cell, (int, float)):
-            try:
-                return float(cell)
-            except OverflowError:
-                self.source.fail(line, f"{column}: a number beyond a double", "correct the value")
-        if cell.lower() in _MISSING:
-            return None
         try:
-            return float(cell.replace("_", "x"))   # Python takes 1_000, no table means it
+            return (cells.flag if meaning(column).what in FLAGS else self._number)(cell)
         except ValueError:
-            self.source.fail(line, f"{column}: {quoted(cell)} is not a number", "correct the value, or leave the cell empty")
+            self.source.fail(line, f"{column}: {quoted(str(cell))} is not a number", "correct the value, or leave the cell empty")
+
+    def _number(self, cell) -> float | None:
+        return cells.number(cell, self.decimal_comma)
 
     def whole(self, line: int, column: str, cell) -> int | None:
+        """The cell as a step."""
+        if isinstance(cell, str) and (found := cells.FRACTION.match(cell)):
+            return int(found[1])
         value = self.number(line, column, cell)
         if value is not None and (not math.isfinite(value) or not value.is_integer() or value < 0):
             self.source.fail(line, f"{column}: {quoted(str(cell))} is not a whole number from 0", "correct the value")
         return None if value is None else int(value)
 
+    @functools.cache
+    def column(self, column: str) -> tuple[list[tuple[int, float]], list[tuple[int, str]]]:
+        """The numbers of a column, by row from 0, and its texts, by line."""
+        parse = cells.flag if meaning(column).what in FLAGS else self._number
+        numbers, texts = [], []
+        for at, (line, row) in enumerate(self.rows):
+            try:
+                if (value := parse(row.get(column))) is not None:
+                    numbers.append((at, value))
+            except ValueError:
+                texts.append((line, str(row[column])))
+        return numbers, texts
+
+    # --- steps ---
+
+    @functools.cached_property
+    def step(self) -> str | None:
+        """The column that counts the steps: the best name of those that have one in nearly every row with something to say."""
+        told = {at for c in self.columns if meaning(c).what in (*SCALARS, *FLAGS, "norm", None)
+                for at, _ in self.column(c)[0]} or set(range(len(self.rows)))
+        found = []
+        for column in self.columns:
+            if not is_step(column):
+                continue
+            values = [(at, row[column]) for at, (_, row) in enumerate(self.rows) if not cells.is_missing(row.get(column))]
+            if not values or sum(isinstance(v, float) and not v.is_integer() for v in self._steps(values)) * 2 > len(values):
+                continue
+            changes = len({str(v) for _, v in values}) > 1 or len(values) == 1
+            first = column if cells.FRACTION.match(str(values[0][1])) is None else column.split("/")[0]
+            name = next((k for k in (key(first), key(first.rsplit("/", 1)[-1])) if k in STEPS), key(first))
+            rank = STEPS.index(name) + (len(STEPS) if column.startswith("_") else 0)   # _step of W&B counts its own calls
+            found.append((not changes, rank, -len(told & {at for at, _ in values}), column))
+        most = max((-filled for changes, _, filled, _ in found if not changes), default=0)
+        found = sorted(entry for entry in found if -entry[2] >= 0.9 * most) or sorted(found)
+        return found[0][3] if found else None
+
+    def _steps(self, values: list) -> list:
+        steps = []
+        for _, cell in values:
+            try:
+                steps.append(self._number(cell))
+            except ValueError:
+                steps.append(None)
+        return steps
+
+    @functools.cached_property
+    def epoch(self) -> str | None:
+        return next((self.keys[k] for k in EPOCHS if k in self.keys), None)
+
+    def epoch_of(self, line: int, row: dict) -> int | None:
+        begun = None
+        if self.epoch is not None and not cells.is_missing(cell := row.get(self.epoch)):
+            found = cells.FRACTION.match(str(cell))
+            begun = float(found[1]) if found else self.number(line, self.epoch, cell)
+        return int(begun) if begun is not None and math.isfinite(begun) else None
+
     def step_of(self, line: int, row: dict) -> int | None:
-        column = self.step_column()
-        return None if column is None else self.whole(line, column, row.get(column))
+        return None if self.step is None else self.whole(line, self.step, row.get(self.step))
+
+    def _epochs_are_steps(self, places: list[int]) -> bool:
+        """Whether the epoch can be the step: a whole number in each of the rows, another one from row to row."""
+        epochs = [self.rows[at][1].get(self.epoch) for at in places] if self.epoch is not None else []
+        try:
+            values = [float(found[1]) if (found := cells.FRACTION.match(str(e))) else self._number(e) for e in epochs]
+        except ValueError:
+            return False
+        return bool(values) and all(v is not None and math.isfinite(v) and v.is_integer() and v >= 0 for v in values) and all(
+            a != b for a, b in zip(values, values[1:]))
+
+    # --- layouts ---
 
     def read_long(self, run: ImportedRun, name_column: str, statistics: dict[str, str]) -> None:
         """One row per probe and step."""
         parts = [self.keys[k] for k in PROBE_PARTS if k in self.keys and self.keys[k] != name_column]
-        step_column = self.step_column()
+        step_column = self.step
         merged = passes = 0
         for line, row in self.rows:
             fields = {field: value for column, field in statistics.items()
                       if (value := self.number(line, column, row.get(column))) is not None}
             if not fields:
                 continue
-            if not row.get(name_column):
+            if not row.get(name_column) and row.get(name_column) != 0:
                 self.source.fail(line, f"{name_column}: is empty", "name the probe")
             first = f"layer{row[name_column]}" if key(name_column) == "layer" else str(row[name_column])
             name = ".".join([first, *(str(row[part]) for part in parts if row.get(part))])
@@ -246,7 +294,7 @@ class _Table:
                     passes += 1
             if not run.steps or run.steps[-1].step != number:
                 run.steps.append(Step(number, line))
-            stat, known = stat_of(fields, line), run.steps[-1].stats.get(name)
+            stat, known = tensor_stat(run, name, fields, line), run.steps[-1].stats.get(name)
             if known is None:
                 run.steps[-1].stats[name] = stat
             else:
@@ -259,16 +307,47 @@ class _Table:
             run.assumptions.append(f"a probe comes again {passes} times: the next step begins there")
         if merged:
             run.assumptions.append(f"{merged} rows repeat a probe in its step: the largest magnitude, the sum of the counts")
+        described = {self.keys.get(k) for k in ("kind", "format", "dtype", "shape")}
+        self._tell(run, Choice(), {name_column, *parts, *statistics, step_column, *described})
+
+    def read_metrics(self, run: ImportedRun, name_column: str, value_column: str) -> None:
+        """One row per metric and step."""
+        series: dict[str, list[tuple[int, int, float]]] = {}
+        texts = 0
+        for line, row in self.rows:
+            name, cell = str(row.get(name_column) or ""), row.get(value_column)
+            if not name:
+                self.source.fail(line, f"{name_column}: is empty", "name the metric")
+            try:
+                value = cells.flag(cell) if meaning(name).what in FLAGS else self._number(cell)
+            except ValueError:
+                if meaning(name).what in SCALARS:
+                    self.number(line, f"{name}: {value_column}", cell)
+                value, texts = None, texts + 1
+            number = self.step_of(line, row)
+            if number is None:
+                number = self.epoch_of(line, row) if self.step is None else None
+            if number is None:
+                number = len(series.get(name, ()))
+            if value is not None:
+                series.setdefault(name, []).append((number, line, value))
+        if self.step is None:
+            run.assumptions.append(f"no column is the step: {'the epoch is' if self.epoch else 'the rows of a metric are counted from 0'}")
+        if texts:
+            run.assumptions.append(f"{texts} values that are no number left out")
+        begin = len(run.steps)
+        read_series(run, series, {}, "metrics", is_line=True)
+        if not any(step.stats for step in run.steps[begin:]):
+            self._fail_empty(list(series))
 
     def read_layers(self, run: ImportedRun, layer_column: str) -> None:
         """The layers of one pass, in order."""
         run.assumptions.append("no column is the step: the layers are one pass, step 0")
         step = Step(0, self.rows[0][0])
         run.steps.append(step)
+        used = [c for c in self.columns if c != layer_column and self.column(c)[0] and self._may_be_operator(c)]
         for line, row in self.rows:
-            for column in self.columns:
-                if column == layer_column or key(column) in _COUNTERS:
-                    continue
+            for column in used:
                 value = self.number(line, column, row.get(column))
                 if value is None:
                     continue
@@ -278,92 +357,195 @@ class _Table:
                                      "give a column with the step")
                 run.probe(name, kind_of(column))
                 step.stats[name] = Stat(line, abs(value))
-
-    def read_log(self, run: ImportedRun) -> None:
-        """Loss, gradient norm, loss scale; and probes in columns PROBE_STATISTIC."""
-        scalars = {}
-        for k, column in self.keys.items():
-            if k in SCALAR_OF and not re.match(r"(eval|val|valid|validation|test)[_/]", column.lower()):
-                scalars.setdefault(SCALAR_OF[k], column)
-        epoch, kind = self.keys.get("epoch"), next((self.keys[k] for k in ("kind", "event", "type") if k in self.keys), None)
-        tensors = self._tensor_columns(set(scalars.values()))
-        rows, stats = [], []
-        for line, row in self.rows:
-            values = {field: value for field, column in scalars.items()
-                      if (value := self.number(line, column, row.get(column))) is not None}
-            overflow = kind is not None and str(row.get(kind, "")).lower() in _OVERFLOW
-            found = self._tensor_stats(line, row, tensors)
-            if not values and not overflow and not found:
-                continue
-            begun = self.number(line, epoch, row.get(epoch)) if epoch else None
-            begun = int(begun) if begun is not None and math.isfinite(begun) else None
-            rows.append(Row(line, self.step_of(line, row), begun, values, overflow))
-            stats.append(found)
-        if self.step_column() is None:
-            run.assumptions.append("no column is the step: rows are counted from 0")
-            for number, row in enumerate(rows):
-                row.step = number
-        if not rows:
-            self.source.fail(None, "has no row with a value", COPY_AGAIN)
-        for probe in tensors:
-            run.probe(probe, kind_of(probe))
-        for step, found in zip(read_rows(rows, run), stats):
-            step.stats.update(found)
-        used = {*scalars.values(), *(c for columns in tensors.values() for c in columns), self.step_column(), epoch, kind}
-        self._tell_unused(run, used)
+        self._tell(run, Choice(), {layer_column, *used})
 
     def read_wide(self, run: ImportedRun) -> None:
-        """One row per step, one column per probe or per statistic of a probe."""
-        step_column = self.step_column()
-        tensors = self._tensor_columns({step_column})
+        """One row per step: the numbers of a log, or a column per probe, or per statistic of a probe."""
+        phases = [c for c in self.columns if key(c) in PHASES and self.column(c)[1]]
+        aside = {at for at, (_, row) in enumerate(self.rows) if any(is_evaluation(str(row.get(c) or "")) for c in phases)}
+        kinds = [c for c in phases if key(c) in KINDS]
+        events = {at for at, (_, row) in enumerate(self.rows) if any(_OVERFLOW & set(words(str(row.get(c) or ""))) for c in kinds)}
+        named = {self.step, self.epoch, *phases}
+        names = [c for c in self.columns if c not in named and not (is_step(c) and self.step is not None)]
+        points = {c: [(at, v) for at, v in numbers if at not in aside] for c in names if (numbers := self.column(c)[0])}
+        points = {c: numbers for c, numbers in points.items() if numbers}
+        tensors = self._tensor_columns(points)
         taken = {column for columns in tensors.values() for column in columns}
-        plain = [c for c in self.columns if c != step_column and c not in taken and key(c) not in _COUNTERS
-                 and key(c) not in SCALAR_OF
-                 and key(c) not in STEPS]
-        for name in [*plain, *tensors]:
-            run.probe(name, kind_of(name))
-        for line, row in self.rows:
-            number = self.step_of(line, row)
-            if number is None:
-                self.source.fail(line, f"{step_column}: is empty", "give every row its step")
-            step = Step(number, line, self._tensor_stats(line, row, tensors))
+        choice = choose({c: numbers for c, numbers in points.items() if c not in taken})
+        plain = []
+        if not choice.is_log and self.step is not None:
+            plain = [c for c, why in choice.left.items() if why == UNKNOWN and meaning(c).what != "suspect"
+                     or why in NO_OPERATOR and _MODULE_PATH.search(c)]
             for column in plain:
-                if (value := self.number(line, column, row.get(column))) is not None:
-                    step.stats[column] = Stat(line, abs(value))
-            if step.stats:
-                run.steps.append(step)
-        self._tell_unused(run, {*plain, *taken, step_column})
+                del choice.left[column]
+        unreadable = [c for c in names if not self.column(c)[0] and meaning(c).what in ("loss", "grad_norm") and meaning(c).is_whole]
+        for column in (*choice.used, *plain, *taken, *unreadable):
+            for line, text in self.column(column)[1][:1]:
+                self.number(line, column, text)
+        for name in [*plain, *tensors]:
+            run.probe(_free(name), kind_of(name))
+        self._read_rows(run, choice, points, tensors, plain, aside, events)
+        for name in choice.probes:
+            run.probe(_free(name), probe_kind(name))
+        where = self._where
+        check_scalars(run, choice, points, where)
+        self._check_nulls(run, choice)
+        tell(run, choice, points, "columns", where)
+        self._tell_aside(run, aside, named)
+        self._tell_texts(run, {*choice.used, *plain, *taken, *named})
 
-    def _tensor_columns(self, taken: set) -> dict[str, dict[str, str]]:
+    def _read_rows(self, run: ImportedRun, choice: Choice, points: dict, tensors: dict, plain: list[str], aside: set[int],
+                   events: set[int]) -> None:
+        """Adds the rows as steps."""
+        told = row_values(choice, points)
+        is_wide = not (choice.scalars or choice.flags or events)
+        rows, stats, places = [], [], []
+        copies = 0
+        for at, (line, row) in enumerate(self.rows):
+            if at in aside:
+                continue
+            values, overflow = told.get(at, ({}, False))
+            overflow = overflow or at in events
+            found = {_free(name): stat for name, stat in self._tensor_stats(run, line, row, tensors).items()}
+            for column in (*plain, *choice.probes):
+                if (value := self.number(line, column, row.get(column))) is not None:
+                    found[_free(column)] = Stat(line, abs(value))
+            if not values and not overflow and not found and at not in told:
+                continue
+            number = self.step_of(line, row)
+            if number is None and self.step is not None and found and not values and not overflow:
+                self.source.fail(line, f"{self.step}: is empty", "give every row its step")
+            entry = Row(line, number, self.epoch_of(line, row), dict(values), overflow)
+            if rows and number is not None and _is_copy(rows[-1], stats[-1], entry, found):
+                copies += 1
+                continue
+            rows.append(entry)
+            stats.append(found)
+            places.append(at)
+        if not rows or not any(stats) and not any(row.values.keys() - {"lr"} or row.overflow for row in rows):
+            self._fail_empty(self.columns)
+        if self.step is None:
+            self._count(run, rows, places)
+        if copies:
+            run.assumptions.append(f"{copies} rows say what the row before says: copies, left out")
+        if is_wide:
+            steps = []
+            for row, found in zip(rows, stats):
+                if not steps or steps[-1].step != row.step or steps[-1].stats.keys() & found.keys():
+                    steps.append(Step(row.step, row.line))
+                    run.steps.append(steps[-1])
+                steps[-1].stats.update(found)
+            return
+        merged = 0
+        for step, found in zip(read_rows(rows, run), stats):
+            for name, stat in found.items():
+                if name in step.stats:
+                    step.stats[name].merge(stat)
+                    merged += 1
+                else:
+                    step.stats[name] = stat
+        if merged:
+            run.assumptions.append(f"{merged} values of a probe that its step has already: the larger magnitude")
+
+    def _count(self, run: ImportedRun, rows: list[Row], places: list[int]) -> None:
+        """Gives the rows of a table without a step column their steps."""
+        by_epoch = self._epochs_are_steps(places)
+        run.assumptions.append("no column is the step: " + ("the epoch is" if by_epoch else "rows are counted from 0"))
+        for number, row in enumerate(rows):
+            row.step = row.epoch if by_epoch else number
+            row.epoch = None
+
+    def _tensor_columns(self, columns) -> dict[str, dict[str, str]]:
         """Probe name -> {column: statistic} of the columns PROBE_STATISTIC. A probe needs a magnitude among them."""
         tensors: dict[str, dict[str, str]] = {}
-        for column in self.columns:
-            if column in taken or key(column) in SCALAR_OF or key(column) in STEPS or key(column) in _COUNTERS:
-                continue
-            if parts := split_statistic(column):
+        for column in columns:
+            parts = split_statistic(column)
+            if parts and meaning(column).what in (None, "suspect"):
                 tensors.setdefault(parts[0], {})[column] = parts[1]
-        return {name: columns for name, columns in tensors.items() if {"max_abs", "max", "min"} & set(columns.values())}
+        return {name: columns for name, columns in tensors.items() if MAGNITUDES & set(columns.values())}
 
-    def _tensor_stats(self, line: int, row: dict, tensors: dict[str, dict[str, str]]) -> dict[str, Stat]:
+    def _tensor_stats(self, run: ImportedRun, line: int, row: dict, tensors: dict[str, dict[str, str]]) -> dict[str, Stat]:
         stats = {}
         for name, columns in tensors.items():
             fields = {field: value for column, field in columns.items()
                       if (value := self.number(line, column, row.get(column))) is not None}
             if fields:
-                stats[name] = stat_of(fields, line)
+                stats[name] = tensor_stat(run, name, fields, line)
         return stats
 
-    def _tell_unused(self, run: ImportedRun, used: set) -> None:
-        unused = [column for column in self.columns if column not in used and key(column) not in _COUNTERS]
-        if unused:
-            run.assumptions.append(f"columns left out: {listed(unused)}")
+    def _may_be_operator(self, column: str) -> bool:
+        what = meaning(column).what
+        return what in (None, "norm", "loss", "grad_norm") or what in NO_OPERATOR and bool(_MODULE_PATH.search(column))
+
+    # --- what is left out ---
+
+    def _where(self, place: int) -> tuple[int, str]:
+        return self.rows[place][0], ""
+
+    def _tell(self, run: ImportedRun, choice: Choice, used: set) -> None:
+        """Says which columns a layout leaves out, and notes what is not finite in them."""
+        points = {c: numbers for c in self.columns if c not in used and (numbers := self.column(c)[0])}
+        for column in points:
+            what = meaning(column).what
+            choice.left[column] = what if what in (*NO_OPERATOR, "evaluation", "epoch") else UNKNOWN
+        tell(run, choice, points, "columns", self._where)
+        self._tell_texts(run, used)
+
+    def _tell_texts(self, run: ImportedRun, used: set) -> None:
+        """Says which columns are text, and notes messages that speak of an overflow."""
+        texts = [c for c in self.columns if c not in used and self.column(c)[1] and not self.column(c)[0]]
+        if texts:
+            run.assumptions.append(f"columns of text left out: {listed(texts)}")
+        for column in self.columns:
+            if column in used and key(column) not in PHASES:
+                continue
+            suspects = [(line, text) for line, text in self.column(column)[1] if len(text) <= _LONGEST_TEXT and _SUSPECT.search(text)]
+            if key(column) in KINDS and column in used:
+                suspects = [(line, text) for line, text in suspects if not _OVERFLOW & set(words(text))]
+            if suspects:
+                more = f" and {len(suspects) - 1} more" if len(suspects) > 1 else ""
+                run.not_understood(suspects[0][0], f"{column}: {suspects[0][1]}{more}")
+
+    def _tell_aside(self, run: ImportedRun, aside: set[int], named: set) -> None:
+        """Says that rows of an evaluation are left out, and notes what is not finite in them."""
+        if not aside:
+            return
+        run.assumptions.append(f"{len(aside)} rows of an evaluation left out")
+        for column in self.columns:
+            bad = [(at, value) for at, value in self.column(column)[0] if at in aside and not math.isfinite(value)]
+            if bad and column not in named and meaning(column).what not in NO_OPERATOR[:-1]:
+                more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+                run.not_understood(self.rows[bad[0][0]][0], f"{column} is {bad[0][1]:g}{more} (a row of an evaluation)")
+
+    def _check_nulls(self, run: ImportedRun, choice: Choice) -> None:
+        """Notes a loss or gradient norm that is null beside numbers of the same step: many writers have no NaN."""
+        if not self.nulls_are_told:
+            return
+        beside = [choice.scalars[what] for what in ("loss", "grad_norm", "loss_scale", "lr") if what in choice.scalars]
+        for column in beside[:2]:
+            if meaning(column).what not in ("loss", "grad_norm"):
+                continue
+            lines = [line for line, row in self.rows if column in row and row[column] is None and any(
+                isinstance(row.get(other), (int, float)) for other in beside if other != column)]
+            if lines:
+                more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+                run.not_understood(lines[0], f"{column} is null{more}, as writers without NaN write it")
+
+    def _fail_empty(self, names: list[str]) -> None:
+        """The error of a table in which nothing can be a probe: says what was recognised."""
+        known = [f"{name} ({what})" for name in names if (what := meaning(name).what)]
+        recognised = f"; recognised: {listed(known)}" if known else ""
+        self.source.fail(self.rows[0][0], "no column is a step, probe name, layer, loss, gradient norm or loss scale with a value"
+                         + recognised, "name the columns as docs/importing.md says")
+
+    # --- probes of a long table ---
 
     def _kind(self, line: int, row: dict, name: str) -> str:
         column = self.keys.get("kind")
         if column is None or not row.get(column):
             return kind_of(name)
-        if row[column] not in KINDS:
-            self.source.fail(line, f"{column}: {quoted(str(row[column]))} is not a kind", f"use {', '.join(KINDS)}")
+        if row[column] not in PROBE_KINDS:
+            self.source.fail(line, f"{column}: {quoted(str(row[column]))} is not a kind", f"use {', '.join(PROBE_KINDS)}")
         return row[column]
 
     def _format(self, row: dict) -> str | None:
@@ -383,3 +565,16 @@ class _Table:
         if not math.isfinite(count) or count < 1 or not count.is_integer():
             self.source.fail(line, f"{count} elements", "correct the element count")
         return (int(count),)
+
+
+def _free(name: str) -> str:
+    """The name of a probe, which none of the scalars' probes has."""
+    return f"{name}.column" if name in PROBES else name
+
+
+def _is_copy(row: Row, found: dict[str, Stat], other: Row, also: dict[str, Stat]) -> bool:
+    """Whether a row says the same as the one before it, as where every rank writes into one file."""
+    def said(entry, stats):
+        return repr((entry.step, entry.epoch, sorted(entry.values.items()), entry.overflow,
+                     sorted((name, stat.max_abs, stat.nonfinite) for name, stat in stats.items())))
+    return bool(other.values) and said(row, found) == said(other, also)

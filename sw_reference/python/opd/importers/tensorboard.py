@@ -3,29 +3,29 @@
 Format: TFRecord of tensorflow Event messages. The record reader and the messages are those of the package tensorboard, which
 checks the CRC of every record; it is imported only when an event file is read.
 
-A tag whose last part is a loss, gradient norm, learning rate or loss scale is that number of the run ("train/loss"; tags that
-begin with eval, val or test are left out). A tag PROBE_STATISTIC or PROBE/STATISTIC is a statistic of a probe, as the writers
-of nvdlfw_inspect and msprobe name them. A histogram is a probe: its message holds the exact minimum, maximum, element count,
-sum and sum of squares of the finite elements. Other tags are left out.
+Scalars, as values or (Keras, tf.summary) as tensors of one number, are read by name (metrics.py): "train/loss" is the loss,
+"loss_cls" a further one, "eval/loss" an evaluation. Keras' "epoch_loss" counts by epochs, "batch_loss" by steps; all scalars of a
+file in the folder "validation" are evaluations. A tag PROBE_STATISTIC or PROBE/STATISTIC is a statistic of a probe, as the
+writers of nvdlfw_inspect and msprobe name them. A histogram is a probe: its message holds the exact minimum, maximum, element
+count, sum and sum of squares. Other tags are left out.
 """
 from __future__ import annotations
 
 import itertools
-import re
+import math
 import tempfile
+from pathlib import Path
 
 import numpy as np
 
-from opd.importers.names import SCALAR_OF, key, kind_of, split_statistic
-from opd.importers.run import ImportedRun, Stat, listed, stat_of
-from opd.importers.scalars import Row, read_rows
+from opd.importers.metrics import read_series
+from opd.importers.names import is_evaluation, kind_of, words
+from opd.importers.run import ImportedRun, Stat, listed
 from opd.importers.source import COPY_AGAIN, Source
 from opd.texts import quoted
 
 NAME = "tensorboard"
 WHAT = "TensorBoard event file"
-
-_EVALUATION = re.compile(r"(?i)(.*/)?(eval|evaluation|val|valid|validation|test)([/_]|$)")
 
 
 def sniff(source: Source) -> int:
@@ -36,25 +36,64 @@ def sniff(source: Source) -> int:
 def read(source: Source) -> ImportedRun:
     """The events. Raises ImportFault with the number of the record."""
     scalars: dict[str, list[tuple[int, int, float]]] = {}   # tag -> (step, record, value), in order
-    histograms: dict[str, list[tuple[int, int, Stat, int]]] = {}
-    others = set()
+    histograms: dict[str, list[tuple[int, int, Stat]]] = {}
+    counts: dict[str, int] = {}
+    others: dict[str, None] = {}
+    run = ImportedRun(framework="TensorBoard")
     for number, event in _events(source):
         for value in event.summary.value:
             kind = value.WhichOneof("value")
             if kind == "simple_value":
                 scalars.setdefault(value.tag, []).append((event.step, number, value.simple_value))
-            elif kind == "histo":
-                histograms.setdefault(value.tag, []).append((event.step, number, *_histogram(value.histo, number)))
-            elif kind == "tensor" and (numbers := _tensor(source, number, value)) is not None:
-                if numbers.ndim == 0:
-                    scalars.setdefault(value.tag, []).append((event.step, number, float(numbers)))
-                else:
-                    histograms.setdefault(value.tag, []).append((event.step, number, *_buckets(numbers, number)))
+                continue
+            numbers = _tensor(source, number, value) if kind == "tensor" else None
+            if kind == "histo":
+                stat, count = _histogram(value.histo, number)
+            elif numbers is not None and numbers.size == 1:
+                scalars.setdefault(value.tag, []).append((event.step, number, float(numbers.reshape(()))))
+                continue
+            elif numbers is not None and _are_buckets(value, numbers):
+                stat, count = _buckets(numbers, number)
             else:
-                others.add(value.tag)
-    run = ImportedRun(framework="TensorBoard")
-    _build(source, run, scalars, histograms, others)
+                if numbers is not None and not np.isfinite(numbers.astype(np.float64)).all() and value.tag not in others:
+                    run.not_understood(None, f"{value.tag} at step {event.step}, record {number}: not finite, in a tensor that is "
+                                             "left out")
+                others[value.tag] = None
+                continue
+            if count:
+                histograms.setdefault(value.tag, []).append((event.step, number, stat))
+                counts[value.tag] = max(count, counts.get(value.tag, 0))
+    for tag, count in counts.items():
+        run.probe(tag, kind_of(tag), None, (count,))
+    is_aside = _is_evaluation_folder(source)
+    if is_aside:
+        run.assumptions.append(f"the folder {Path(source.path).parent.name} holds evaluations")
+        scalars = {f"eval/{tag}": points for tag, points in scalars.items()}
+    read_series(run, scalars, histograms, "tags", is_line=False)
+    if others:
+        run.assumptions.append(f"tags that are no numbers left out: {listed(sorted(others))}")
+    if not any(step.stats or step.series for step in run.steps):
+        if not is_aside:
+            source.fail(None, "holds no scalar or histogram that a trace can hold" + _found(scalars),
+                        "log a loss, a gradient norm or histograms of tensors")
+        run.empty = (f"holds evaluations only{_found(scalars)}", "give the event file of the training, or both with --join")
+        run.steps.clear()
     return run
+
+
+def _found(scalars: dict) -> str:
+    return f"; its tags: {listed(sorted(scalars))}" if scalars else ""
+
+
+def _is_evaluation_folder(source: Source) -> bool:
+    """Whether the folder says so: "validation" beside "train" as Keras has them, "loss_val" of add_scalars. Runs may be called
+    test: that counts beside a folder for the training only."""
+    folder = Path(source.path).resolve().parent
+    if not is_evaluation(folder.name):
+        return False
+    last = words(folder.name)[-1]
+    return last in ("validation", "val", "valid", "eval") or any(
+        (folder.parent / (folder.name[:len(folder.name) - len(last)] + name)).is_dir() for name in ("train", "training"))
 
 
 def _events(source: Source):
@@ -88,81 +127,35 @@ def _histogram(histogram, number: int) -> tuple[Stat, int]:
     """Stat and element count of a HistogramProto."""
     count = histogram.num
     mean = histogram.sum / count if count else None
-    var = max(0.0, histogram.sum_squares / count - mean * mean) if count else None
-    return Stat(number, max(abs(histogram.min), abs(histogram.max)), 0, mean=mean, var=var), int(count)
+    var = max(0.0, histogram.sum_squares / count - mean * mean) if count and math.isfinite(histogram.sum) else None
+    is_bad = math.isnan(histogram.sum) or math.isinf(histogram.sum) or math.isnan(histogram.sum_squares)
+    return Stat(number, _largest(histogram.min, histogram.max), int(is_bad), mean=mean, var=var), int(count)
+
+
+def _largest(*extremes: float) -> float:
+    """The larger magnitude; NaN where one of them is."""
+    return math.nan if any(map(math.isnan, extremes)) else max(map(abs, extremes))
 
 
 def _tensor(source: Source, number: int, value) -> np.ndarray | None:
-    """A scalar, or the buckets [left, right, count] of a histogram; None for other tensors."""
+    """The numbers of a tensor; None for texts and graphs."""
     from tensorboard.util import tensor_util
-    plugin = value.metadata.plugin_data.plugin_name
     try:
         numbers = tensor_util.make_ndarray(value.tensor)
     except (TypeError, ValueError):
         source.fail(f"record {number}", f"tag {quoted(value.tag)} holds no readable tensor", COPY_AGAIN)
-    if numbers.dtype.kind not in "fiu":
-        return None
-    if numbers.ndim == 0 and plugin in ("", "scalars"):
-        return numbers
-    return numbers if plugin == "histograms" and numbers.ndim == 2 and numbers.shape[1] == 3 and len(numbers) else None
+    return numbers if numbers.dtype.kind in "fiu" and numbers.size or numbers.dtype.name == "bfloat16" else None
+
+
+def _are_buckets(value, numbers: np.ndarray) -> bool:
+    """Whether a tensor holds the buckets [left, right, count] of a histogram."""
+    return (value.metadata.plugin_data.plugin_name == "histograms" and numbers.ndim == 2 and numbers.shape[1] == 3
+            and len(numbers) > 0)
 
 
 def _buckets(buckets: np.ndarray, number: int) -> tuple[Stat, int]:
     """Stat and element count of a histogram's buckets: the outer edges are the extremes."""
-    return Stat(number, float(max(abs(buckets[0, 0]), abs(buckets[-1, 1]))), 0), int(buckets[:, 2].sum())
-
-
-def _build(source: Source, run: ImportedRun, scalars: dict, histograms: dict, others: set) -> None:
-    numbers, statistics = {}, {}   # tags of the run's numbers: field -> tag; of tensors: probe -> {statistic: tag}
-    for tag in scalars:
-        field = SCALAR_OF.get(key(tag.rsplit("/", 1)[-1]))
-        parts = split_statistic(tag)
-        if field is not None and not _EVALUATION.match(tag) and field not in numbers:
-            numbers[field] = tag
-        elif field is None and parts is not None:
-            statistics.setdefault(parts[0], {})[parts[1]] = tag
-        else:
-            others.add(tag)
-    for probe, tags in list(statistics.items()):
-        if not {"max_abs", "max", "min"} & tags.keys():
-            others.update(tags.values())
-            del statistics[probe]
-
-    rows: dict[tuple[int, int], Row] = {}   # by run and step: a restarted run writes its steps again
-    stats: dict[tuple[int, int], dict[str, Stat]] = {}
-
-    def stretches(points):
-        """Each point with the number of times that the steps of its tag have gone back before it."""
-        restarts, last = 0, None
-        for point in points:
-            restarts += last is not None and point[0] <= last
-            last = point[0]
-            yield (restarts, point[0]), point
-
-    for field, tag in numbers.items():
-        for at, (step, record, value) in stretches(scalars[tag]):
-            rows.setdefault(at, Row(record, step)).values[field] = value
-    for probe, tags in statistics.items():
-        fields: dict[tuple[int, int], dict[str, float]] = {}
-        records = {}
-        for statistic, tag in tags.items():
-            for at, (_, record, value) in stretches(scalars[tag]):
-                fields.setdefault(at, {})[statistic] = value
-                records[at] = record
-        for at, found in fields.items():
-            stats.setdefault(at, {})[probe] = stat_of(found, records[at])
-        run.probe(probe, kind_of(probe))
-    for tag, points in histograms.items():
-        for at, (_, record, stat, count) in stretches(points):
-            if count:
-                stats.setdefault(at, {})[tag] = stat
-                run.probe(tag, kind_of(tag), None, (count,))
-    ordered = sorted(rows.keys() | stats.keys())
-    if not ordered:
-        source.fail(None, "holds no scalar or histogram that a trace can hold",
-                    "log a loss, a gradient norm or histograms of tensors")
-    read = read_rows([rows.get(at) or Row(0, at[1]) for at in ordered], run)
-    for at, step in zip(ordered, read):
-        step.stats.update(stats.get(at, {}))
-    if others:
-        run.assumptions.append(f"tags left out: {listed(sorted(others))}")
+    edges = buckets[:, :2].astype(np.float64)
+    largest = _largest(float(edges[0, 0]), float(edges[-1, 1])) if np.isfinite(edges).all() else math.nan
+    counts = buckets[:, 2]
+    return Stat(number, largest, 0), int(counts.sum()) if np.isfinite(counts).all() else 1

@@ -4,6 +4,7 @@
 //   arithmetic : integers only, exact; widths are in the comments
 //   first      : with age 0 the sample seeds the baseline; its deviation is 0
 //   source     : docs/numerics.md, "Forecast engine"
+#include <algorithm>
 #include <cstdint>
 
 #include "opd/sc/format.hpp"
@@ -23,6 +24,8 @@ inline std::uint16_t forecast_engine(const Config& config, const Sample& sample,
   const std::int32_t unscaled = x - 32 * sample.descriptor.scale_log2;       // -8127..8192
   const std::int32_t deviation = seeded ? kGuard * unscaled - baseline : 0;  // 18 bits signed
   const std::int32_t headroom = limit(config, format) - x;                   // the scale stays
+  const bool is_fp8 = properties(format).element_bits() == 8;
+  const int longer = is_fp8 ? config.forecast_shift_fp8 : config.forecast_shift;
   const int shorter = sample.desensitised ? config.desensitise_horizon : 0;
   const std::int32_t jump =
       config.jump_threshold + (sample.desensitised ? config.desensitise_jump : 0);
@@ -34,8 +37,7 @@ inline std::uint16_t forecast_engine(const Config& config, const Sample& sample,
   const std::int32_t near_jump = under_scale ? config.jump_headroom_scaled : config.jump_headroom;
 
   unsigned flags = 0;
-  if (headroom < near_forecast &&
-      (deviation << config.forecast_shift) > (kGuard * headroom << shorter)) {
+  if (headroom < near_forecast && (deviation << longer) > (kGuard * headroom << shorter)) {
     flags |= flag_bit(Flag::kForecast);
   }
   if (headroom <= config.critical_headroom) flags |= flag_bit(Flag::kCritical);
@@ -48,6 +50,11 @@ inline std::uint16_t forecast_engine(const Config& config, const Sample& sample,
   const int shift = config.baseline_shift;
   const std::int32_t half = std::int32_t{1} << (shift - 1);
   baseline = seeded ? baseline + ((deviation + half) >> shift) : kGuard * unscaled;
+
+  // What a sample is further above it than MAX_LAG bits it follows at once.
+  if (seeded && config.baseline_max_lag > 0) {
+    baseline = std::max(baseline, kGuard * (unscaled - 32 * config.baseline_max_lag));
+  }
   return static_cast<std::uint16_t>(flags);
 }
 

@@ -1,11 +1,10 @@
 """Put on PYTHONPATH by `opd capture -- COMMAND` (opd.capture.launcher); run by every Python process at its start.
 
-Does nothing until the process imports torch, then starts the capture. The sitecustomize.py that would have run without this
-one runs as well.
+Does nothing until the process imports torch, then starts the capture; when that fails, for instance because the environment lacks
+NumPy, it says so and the process goes on. The sitecustomize.py that would have run without this one runs as well.
 """
 import importlib.machinery
 import importlib.util
-import json
 import os
 import sys
 
@@ -26,11 +25,29 @@ class AfterTorch:
 
         def exec_and_start(module):
             exec_module(module)
-            from opd.capture.auto import AutoCapture
-            AutoCapture(**json.loads(os.environ["OPD_CAPTURE"]))
+            start_capture()
 
         spec.loader.exec_module = exec_and_start
         return spec
+
+
+def start_capture():
+    try:
+        from opd.capture import events
+        from opd.capture.auto import start
+        asked = events.settings()
+        start(asked["path"], asked["options"], asked["model_class"], asked["inference"], asked["launch"])
+    except Exception as error:  # whatever it is: the run goes on
+        why = "%s: %s" % (type(error).__name__, error)
+        if isinstance(error, ImportError):
+            missing = (getattr(error, "name", None) or "").split(".")[0] or "a package"
+            why = "%s cannot be imported by %s; install it there: pip install %s" % (missing, sys.executable, missing)
+        sys.stderr.write("opd capture: no capture, the run goes on: %s\n" % why)
+        try:
+            from opd.capture import events
+            events.tell("failed", text=why)
+        except Exception:
+            pass
 
 
 def run_the_other():
