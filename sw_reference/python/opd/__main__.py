@@ -69,11 +69,14 @@ def run(command: Callable[[], int] = main) -> int | str | None:
         else:
             print(f"opd: standard output cannot be written ({error.strerror}); check the disk or the pipe behind it", file=sys.stderr)
         return 2
-    except Exception:
+    except Exception as error:
         if _Interrupts.received:  # extension modules turn it into errors of their own
             return _interrupted()
         _drop_output()
-        traceback.print_exc()
+        if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "opd":
+            print(f"opd: the Python package {error.name} is not installed; scripts/setup installs it", file=sys.stderr)
+        else:
+            traceback.print_exc()
         return 2
 
 

@@ -621,4 +621,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from opd.__main__ import run
+
+    sys.exit(run(main))

@@ -257,6 +257,8 @@ def test_merge_refuses_what_does_not_belong_together(tmp_path):
         merge([tmp_path / "a", tmp_path / "b"])
     with pytest.raises(CaptureError, match="no probe in common"):
         merge([tmp_path / "a", tmp_path / "c"])
+    with pytest.raises(CaptureError, match="is named twice"):  # its counts would count twice
+        merge([tmp_path / "a", tmp_path / ".." / tmp_path.name / "a"])
 
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------

@@ -211,6 +211,12 @@ def test_status_1_is_no_crash():
     assert result.returncode == 2 and "ZeroDivisionError" in result.stderr
 
 
+def test_a_missing_package_is_named():
+    result = run(sys.executable, "-S", "-m", "opd", "evaluate", "x")  # without the packages of the environment
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("opd: the Python package ") and result.stderr.endswith("is not installed; scripts/setup installs it\n")
+
+
 # --- files that are whole ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("target", ["/dev/null", "/dev/full", "/dev/stdout", "fifo", "link to /dev/null"])

@@ -18,6 +18,10 @@ def merge(paths: Sequence[str | os.PathLike]) -> Trace:
     """
     if len(paths) < 2:
         raise CaptureError(f"merge: {len(paths)} file; give the traces of at least two ranks")
+    real = [os.path.realpath(path) for path in paths]
+    for path in paths:
+        if real.count(os.path.realpath(path)) > 1:
+            raise CaptureError(f"merge: {path} is named twice; name the trace of every rank once")
     traces = [Trace.read(path) for path in paths]
     first = traces[0]
     steps = sorted(set.intersection(*(set(trace.step.tolist()) for trace in traces)))
