@@ -1,14 +1,14 @@
 """Training logs as text: what a job prints, read by one module per tool (docs/importing.md "Logs").
 
-Each line goes to the tools in turn; the first that knows it says what it tells (reading.py). Lines that none knows are other
-output of the job, unless they look like a metric or an overflow (suspects.py): these are counted as not understood.
+Each line goes to the tools in turn; the first that knows it says what it tells (reading.py). Lines that none knows are
+other output of the job, unless they look like a metric or an overflow (suspects.py): these are counted as not understood.
 """
 from __future__ import annotations
 
 import re
 
-from opd.importers.logs import (apex, colossalai, deepspeed, dllogger, fairseq, gnmt, hf_trainer, loops, maxtext, megatron, mindspore,
-                                mlperf, nanogpt, nemo, openmmlab, paddle, progress, torchtitan)
+from opd.importers.logs import (apex, colossalai, deepspeed, dllogger, fairseq, gnmt, hf_trainer, loops, maxtext, megatron,
+                                mindspore, mlperf, nanogpt, nemo, openmmlab, paddle, progress, torchtitan)
 from opd.importers.logs.lines import Line, lines
 from opd.importers.logs.reading import EPOCH, EVALUATION, FALLBACK, KNOWN, MARK, SCALE, TORN, Reading, Tool
 from opd.importers.logs.rows import Entry, note, selected
@@ -22,13 +22,14 @@ from opd.texts import quoted
 NAME = "training-log"
 
 # In the order they are asked: a line of two tools is that of the first. The loops come last: they know any step and loss.
-TOOLS: tuple[Tool, ...] = (mlperf, dllogger, fairseq, nemo, megatron, apex, deepspeed, colossalai, hf_trainer, maxtext, openmmlab, mindspore,
-                           paddle, gnmt, nanogpt, torchtitan, progress, loops)
+TOOLS: tuple[Tool, ...] = (mlperf, dllogger, fairseq, nemo, megatron, apex, deepspeed, colossalai, hf_trainer, maxtext, openmmlab,
+                           mindspore, paddle, gnmt, nanogpt, torchtitan, progress, loops)
 WHAT = f"what a training job prints ({', '.join(tool.NAME for tool in TOOLS[:-2])} and others)"
 GENERAL = (progress.NAME, loops.NAME)
 
 # What every line that a tool reads, or that looks like a metric, has.
-_WORDS = re.compile(r"(?i)loss|(?<![a-z])(?:nan|inf(?![a-z])|infinit)|finite|overflow|norm(?!al)|scal(?:e|ing)|skip|:::ml|dll|diverg|explod|"
+_WORDS = re.compile(r"(?i)loss|(?<![a-z])(?:nan|inf(?![a-z])|infinit)|finite|overflow|norm(?!al)|scal(?:e|ing)|skip|:::ml|dll|"
+                    r"diverg|explod|"
                     r"\d%\||^\d+/\d+\s|(?:step|iter\w*|epoch|batch)\W{0,12}\d|"
                     r"\btrain\W{0,5}\[")
 _LONG = re.compile(r"(?i)loss[\"']?\s*[:=]\s*[\"']?[-+\d.n]|overflow")   # of a line that is too long to be read
@@ -74,6 +75,8 @@ def read(source: Source) -> ImportedRun:
     for line in lines(source):
         entry = _entry(line)
         if entry is not None:
+            if entry.reading.refused:
+                source.fail(line.number, f"{entry.tool}: {entry.reading.text}: {quoted(line.text)}", "correct the number")
             model = entry.reading.model or model
             entries.append(entry)
         elif _is_suspect(line):
@@ -92,7 +95,8 @@ def read(source: Source) -> ImportedRun:
     for counter in sorted(counters):
         run.assumptions.append(f"MLPerf lines count by {counter}: that is the step")
     if named:
-        run.assumptions.append(f"no loss of a line is called so: {', '.join(quoted(name) for name in list(named)[:3])} is taken")
+        run.assumptions.append(
+            f"no loss of a line is called so: {', '.join(quoted(name) for name in list(named)[:3])} is taken")
     return run
 
 

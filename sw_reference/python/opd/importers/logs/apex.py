@@ -1,7 +1,8 @@
 """NVIDIA apex, and torch_npu's scaler that follows it: a line for each skipped step.
 
-NVIDIA/apex, apex/amp/handle.py (scale_loss), apex/fp16_utils/fp16_optimizer.py (step), fp16_utils/loss_scaler.py; Ascend/pytorch,
-torch_npu/npu/amp/grad_scaler.py. Several scalers (loss_id) are told apart; the first has the plain names of probes.
+NVIDIA/apex, apex/amp/handle.py (scale_loss), apex/fp16_utils/fp16_optimizer.py (step), fp16_utils/loss_scaler.py;
+Ascend/pytorch, torch_npu/npu/amp/grad_scaler.py. Several scalers (loss_id) are told apart; the first has the plain names
+of probes.
 """
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ SPELLINGS = {
     "torch_npu, scale": "Loss scaler reducing loss scale to 512.0",
 }
 
-_SKIPPING = re.compile(rf"Gradient overflow\.\s+Skipping step,(?: loss scaler (\d+))? reducing loss scale to ({REAL})\.?\s*$")
+_SKIPPING = re.compile(
+    rf"Gradient overflow\.\s+Skipping step,(?: loss scaler (\d+))? reducing loss scale to ({REAL})\.?\s*$")
 _FP16 = re.compile(rf"^OVERFLOW! Skipping step\. Attempted loss scale: ({REAL}), reducing to ({REAL})\s*$")
 _STEP = re.compile(r"Gradient overflow\.\s+Skipping step\.?\s*$")
 _SCALE = re.compile(rf"Loss scaler reducing loss scale to ({REAL})\s*$")

@@ -1,8 +1,8 @@
 """DeepSpeed: overflow lines of its loss scalers and optimizers, and the engine's line of steps.
 
 microsoft/DeepSpeed (deepspeedai/DeepSpeed), deepspeed/runtime/fp16/loss_scaler.py (update_scale), fused_optimizer.py and
-unfused_optimizer.py (_update_scale, step), runtime/zero/stage_1_and_2.py and stage3.py (step), runtime/engine.py (_report_progress),
-runtime/pipe/engine.py (train_batch). OpenLMLab/LOMO prints the same lines with its own name.
+unfused_optimizer.py (_update_scale, step), runtime/zero/stage_1_and_2.py and stage3.py (step), runtime/engine.py
+(_report_progress), runtime/pipe/engine.py (train_batch). OpenLMLab/LOMO prints the same lines with its own name.
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, number, whole
-from opd.importers.logs.reading import KNOWN, OVERFLOW, ROW, Reading, torn
+from opd.importers.logs.reading import KNOWN, OVERFLOW, ROW, Reading, torn, too_long
 
 NAME = "DeepSpeed"
 SPELLINGS = {
@@ -36,7 +36,8 @@ SPELLINGS = {
     "pipeline engine": "steps: 20 loss: 10.6554 iter time (s): 4.218 samples/sec: 7.586",
 }
 
-_TAKEN = rf"(?:,? Attempted loss scale: ({REAL})(?:, reducing to ({REAL})|, but hysteresis is \d+\. Reducing hysteresis to \d+)\s*$|\s*$)"
+_TAKEN = (rf"(?:,? Attempted loss scale: ({REAL})(?:, reducing to ({REAL})|, but hysteresis is \d+\. Reducing hysteresis to \d+)"
+          r"\s*$|\s*$)")
 _OVERFLOW = re.compile(rf"OVERFLOW! (?:Rank (-?\d+) )?Skipping step\.{_TAKEN}")
 _DYNAMIC = re.compile(rf"fp16 dynamic loss scale overflow! Skipping step\.{_TAKEN}")
 _DETECTED = re.compile(rf"Overflow detected\. Skipping step\.{_TAKEN}")
@@ -47,7 +48,8 @@ _MINIMUM = re.compile(r"^(?:[\w.]*(?:Exception|Error): )?Current loss scale alre
 _ENGINE = re.compile(r"\bstep=(\d+), skipped=(\d+), lr=\[([^\]]*)\]")
 _PIPE = re.compile(rf"\bsteps: (\d+) loss: ({REAL}) iter time \(s\):")
 _KNOWN = re.compile(r"No Grad overflow for \d+ iterations|Increasing dynamic loss scale from|Consecutive hysteresis is enabled|"
-                    r"RunningAvgSamplesPerSec|Creating fp16 .*optimizer|Enabling DeepSpeed FP16|In step before checking overflow|overflow (?:before|after) clearing gradients")
+                    r"RunningAvgSamplesPerSec|Creating fp16 .*optimizer|Enabling DeepSpeed FP16|In step before checking overflow|"
+                    r"overflow (?:before|after) clearing gradients")
 _BEGUN = re.compile(r"OVERFLOW! (?:Rank |Skipping)|Overflow detected\. Skipping|Grad overflow on iteration|"
                     r"(?:Reducing|Using) dynamic loss scale (?:from|of)|\bstep=\d+, skipped=|\bdynamic loss scale overflow!")
 _RANK = re.compile(r"\[Rank (\d+)\]")
@@ -69,7 +71,8 @@ def _read(text: str) -> Reading | None:
         return Reading(KNOWN)
     if found := _OVERFLOW.search(text):
         rank = f"rank{found[1]}" if found[1] else None
-        return Reading(OVERFLOW, _scales(found[2], found[3]), rank=rank, part="scaler" if "loss_scaler.py" in text else "step")
+        return Reading(OVERFLOW, _scales(found[2], found[3]), rank=rank,
+                       part="scaler" if "loss_scaler.py" in text else "step")
     if found := _DYNAMIC.search(text) or _DETECTED.search(text):
         return Reading(OVERFLOW, _scales(found[1], found[2]), part="step")
     if found := _ITERATION.search(text):
@@ -83,12 +86,12 @@ def _read(text: str) -> Reading | None:
     if found := _ENGINE.search(text):
         step, skipped = whole(found[1]), whole(found[2])
         if step is None or skipped is None:
-            return torn("a step of too many digits")
+            return too_long()
         rates = re.findall(REAL, found[3])
         return Reading(ROW, {"lr": number(rates[0])} if rates else {}, step, skipped=skipped)
     if found := _PIPE.search(text):
         step = whole(found[1])
-        return torn("a step of too many digits") if step is None else Reading(ROW, {"loss": number(found[2])}, step)
+        return too_long() if step is None else Reading(ROW, {"loss": number(found[2])}, step)
     return None
 
 

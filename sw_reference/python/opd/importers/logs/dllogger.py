@@ -1,7 +1,7 @@
 """NVIDIA DLLogger: JSON lines and the text of its standard output, as the DeepLearningExamples print them.
 
-NVIDIA/dllogger, dllogger/logger.py (JSONStreamBackend, StdOutBackend); DeepLearningExamples, PyTorch/SpeechSynthesis/FastPitch,
-common/tb_dllogger.py (stdout_step_format).
+NVIDIA/dllogger, dllogger/logger.py (JSONStreamBackend, StdOutBackend); DeepLearningExamples,
+PyTorch/SpeechSynthesis/FastPitch, common/tb_dllogger.py (stdout_step_format).
 """
 from __future__ import annotations
 

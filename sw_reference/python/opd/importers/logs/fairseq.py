@@ -1,7 +1,7 @@
 """fairseq: progress lines as text and as JSON, overflows of its FP16 optimizer.
 
-facebookresearch/fairseq v0.6..v0.12, fairseq/logging/progress_bar.py (SimpleProgressBar, JsonProgressBar; fairseq/progress_bar.py
-until v0.8), fairseq/trainer.py (train_step), fairseq/optim/dynamic_loss_scaler.py.
+facebookresearch/fairseq v0.6..v0.12, fairseq/logging/progress_bar.py (SimpleProgressBar, JsonProgressBar;
+fairseq/progress_bar.py until v0.8), fairseq/trainer.py (train_step), fairseq/optim/dynamic_loss_scaler.py.
 """
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def _text(text: str, found: re.Match) -> Reading | None:
     values, step = _values(_PAIR.findall(text))
     if step is None:
         return torn("a fairseq line without num_updates")
-    return Reading(AVERAGE if found[2] == " | " else ROW, values, step, doubt="" if _END.search(text) else "cut off before wall")
+    return Reading(AVERAGE if found[2] == " | " else ROW, values, step,
+                   doubt="" if _END.search(text) else "cut off before wall")
 
 
 def _json(found: re.Match) -> Reading:

@@ -1,6 +1,7 @@
 """NVIDIA's GNMT (MLPerf v0.5..v0.7, DeepLearningExamples): one line per interval, a line for each skipped batch.
 
-mlcommons/training_results_v0.6, NVIDIA gnmt, seq2seq/train/trainer.py and seq2seq/train/fp_optimizer.py. Every rank prints.
+mlcommons/training_results_v0.6, NVIDIA gnmt, seq2seq/train/trainer.py and seq2seq/train/fp_optimizer.py. Every rank
+prints.
 """
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import re
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, number, whole
-from opd.importers.logs.reading import EVALUATION, KNOWN, OVERFLOW, ROW, Reading, torn
+from opd.importers.logs.reading import EVALUATION, KNOWN, OVERFLOW, ROW, Reading, torn, too_long
 
 NAME = "GNMT"
 SPELLINGS = {
@@ -37,7 +38,7 @@ def read(line: Line) -> Reading | None:
     if found := _TRAIN.search(text):
         epoch, step, length = (whole(found[i]) for i in (1, 2, 3))
         if epoch is None or step is None or length is None:
-            return torn("an epoch or iteration of too many digits")
+            return too_long()
         return Reading(ROW, {"loss": number(found[4]), "lr": number(found[5])}, step, epoch, length, epoch_base=0)
     if re.search(r"\b(?:VALIDATION|TEST) \[\d+\]\[", text):
         return Reading(EVALUATION)

@@ -1,8 +1,9 @@
 """Hugging Face Trainer, and those that log through it (TRL, LLaMA-Factory, ms-swift, axolotl): the dicts that it prints.
 
-huggingface/transformers, src/transformers/trainer_callback.py (ProgressCallback.on_log, PrinterCallback.on_log). The numbers are
-rounded, since 2025 they are strings. No dict tells the step: the progress bar beside it does, if there is one. The Trainer leaves losses
-that are not finite out of its mean (logging_nan_inf_filter): a loss of exactly 0 says that all of an interval's were.
+huggingface/transformers, src/transformers/trainer_callback.py (ProgressCallback.on_log, PrinterCallback.on_log). The
+numbers are rounded, since 2025 they are strings. No dict tells the step: the progress bar beside it does, if there is
+one. The Trainer leaves losses that are not finite out of its mean (logging_nan_inf_filter): a loss of exactly 0 says that
+all of an interval's were.
 """
 from __future__ import annotations
 
@@ -40,6 +41,8 @@ def read(line: Line) -> Reading | None:
         return Reading(EVALUATION)
     if "{'" not in text or not (found := _DICT.search(text)) or not _METRIC.search(found[1]):
         return None
+    if re.search(r"(?i)\b(?:step|iter\w*)\W{0,3}\d", text[:found.start()]):
+        return None   # a loop that prints its dict behind the step
     body = found[1].rstrip()
     if not body.endswith("}"):
         return torn("a dict of HF Trainer that does not end with \"}\"")

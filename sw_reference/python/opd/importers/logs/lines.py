@@ -1,8 +1,8 @@
 """The lines of a job's output as their writer meant them: without colours, progress bars apart, ranks known.
 
-A terminal would draw over what stands before a carriage return or a backspace; here each state is a line. Prefixes of launchers
-and loggers are cut off: torchrun "[rank3]:", "[default3]:"; srun -l "3: "; mpirun "[1,3]<stdout>:"; Ray "(train, pid=4112)";
-pdsh "worker-1: "; Kubernetes and Docker Compose; time stamps.
+A terminal would draw over what stands before a carriage return or a backspace; here each state is a line. Prefixes of
+launchers and loggers are cut off: torchrun "[rank3]:", "[default3]:"; srun -l "3: "; mpirun "[1,3]<stdout>:"; Ray
+"(train, pid=4112)"; pdsh "worker-1: "; Kubernetes and Docker Compose; time stamps.
 """
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _IN_TEXT = re.compile(r"(?i)(?<![\w-])rank\s?[:=]?\s?(\d{1,5})\b")
 _BAR = re.compile(r"(?P<description>[^|]*?)(?<!\d)(?P<percent>\d{1,3})%\|[^|]*\|\s*(?P<done>\d+)/(?P<total>\d+)"
                   r"\s*\[(?P<rest>[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]")
 # The same where the total is not known: "Epoch 1: : 12it [00:05,  2.3it/s, loss=2.31]".
-_OPEN_BAR = re.compile(r"(?P<description>[^|\[\]]*?)(?<![\d.])(?P<done>\d+)(?:it|steps?|batch(?:es)?|ba) \[(?P<rest>\d+:\d\d[^\[\]]*)\]")
+_OPEN_BAR = re.compile(
+    r"(?P<description>[^|\[\]]*?)(?<![\d.])(?P<done>\d+)(?:it|steps?|batch(?:es)?|ba) \[(?P<rest>\d+:\d\d[^\[\]]*)\]")
 _EPOCH = re.compile(r"(?i)\bepochs?\s*[:=#\[]*\s*(\d+)")
 
 

@@ -1,10 +1,12 @@
-"""Lines of hand-written training loops and of tools that print "name: value" pairs: a step or an epoch, and a loss or a norm.
+"""Lines of hand-written training loops and of tools that print "name: value" pairs: a step or an epoch, and a loss or a
+norm.
 
 The best known of them: pytorch/examples (mnist/main.py, imagenet/main.py), pytorch/tutorials (beginner_source/blitz/
-cifar10_tutorial.py, basics/optimization_tutorial.py), facebookresearch/detectron2 (detectron2/utils/events.py, CommonMetricPrinter),
-pytorch/vision (references/classification/utils.py, MetricLogger, from facebookresearch/deit), huggingface/pytorch-image-models
-(train.py), karpathy/llm.c (train_gpt2.cu) and build-nanogpt, Lightning-AI/litgpt (litgpt/pretrain.py), EleutherAI, tensorflow/estimator
-(basic_session_run_hooks.py), mosaicml/composer (composer/loggers/console_logger.py), keras (TerminateOnNaN).
+cifar10_tutorial.py, basics/optimization_tutorial.py), facebookresearch/detectron2 (detectron2/utils/events.py,
+CommonMetricPrinter), pytorch/vision (references/classification/utils.py, MetricLogger, from facebookresearch/deit),
+huggingface/pytorch-image-models (train.py), karpathy/llm.c (train_gpt2.cu) and build-nanogpt, Lightning-AI/litgpt
+(litgpt/pretrain.py), EleutherAI, tensorflow/estimator (basic_session_run_hooks.py), mosaicml/composer
+(composer/loggers/console_logger.py), keras (TerminateOnNaN).
 """
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import re
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import EVALUATION as EVALUATION_WORD
 from opd.importers.logs.metrics import Metric, choose, field_of, find, whole
-from opd.importers.logs.reading import EPOCH, EVALUATION, MARK, ROW, Reading, torn
+from opd.importers.logs.reading import EPOCH, EVALUATION, MARK, ROW, Reading, torn, too_long
 from opd.importers.logs.suspects import is_code, is_setting, without_paths
 
 NAME = "training loop"
@@ -40,6 +42,7 @@ SPELLINGS = {
     "build-nanogpt": "step    20 | loss: 2.500000 | lr 6.0e-04 | norm: 1.2500 | dt: 100.00ms | tok/sec: 1000.00",
     "litgpt": "Epoch 1 | iter 20 step 5 | loss train: 2.500, val: n/a | iter time: 100.00 ms (step) remaining time: 0:01:00",
     "TensorFlow estimator": "INFO:tensorflow:loss = 2.5, step = 20 (5.2 sec)",
+    "dict behind the step": "Step 20/100: {'grad_norm': 1.25, 'Loss/train_loss': 2.5}",
     "dict in a line": "INFO:root:{\"step\": 20, \"loss\": 2.5, \"grad_norm\": 1.25}",
     "global step": "07:08:09 | global_step=20 | train/loss=2.5 | train/lr=1e-4",
     "update": "update 20: loss 2.5, gnorm 1.25",
@@ -68,10 +71,12 @@ _PLACES = (   # epoch, step within it, length of it
     re.compile(r"^\[\s*(\d+),\s+(\d+)\] loss()"),
     re.compile(r"^\[\s*(\d+)\s*/\s*\d+\]\[\s*(\d+)\s*/\s*(\d+)\]"))
 _SAMPLES = re.compile(r"\[\s*(\d+)\s*/\s*(\d+)\s*\]\s*$")
-_HEADING = re.compile(r"(?i)^\W*(?:global[ _]?step|step|iteration|iter|batch)\W{0,3}(\d+)(?:\s*(?:/|of)\s*\d+)?(?:,\s*epoch\W\d+)?\W*$")
+_HEADING = re.compile(
+    r"(?i)^\W*(?:global[ _]?step|step|iteration|iter|batch)\W{0,3}(\d+)(?:\s*(?:/|of)\s*\d+)?(?:,\s*epoch\W\d+)?\W*$")
 _EPOCH_HEADING = re.compile(r"(?i)^\W*epoch:?\s+(\d+)(?:\s*(?:/|of)\s*\d+)?\W*$")
 _BAD = r"(?:nan|inf(?:inity|inite)?|not finite|non-?finite)"
-_BAD_LOSS = re.compile(rf"(?i)(?<!['\"\w.])loss(?:es)?(?: value)?(?: (?:is|are|was|became|becomes|went|turned(?: into)?|contains|hit|reached|got))?"
+_BAD_LOSS = re.compile(rf"(?i)(?<!['\"\w.])loss(?:es)?(?: value)?"
+                       r"(?: (?:is|are|was|became|becomes|went|turned(?: into)?|contains|hit|reached|got))?"
                        rf"[ :=(]{{1,3}}(?:to |a |now )?(?:{_BAD}[ /](?:or )?)?{_BAD}\b|"
                        rf"\b{_BAD}(?:(?: or |/){_BAD})? (?:train(?:ing)? )?loss(?:es)?\b")
 _BROKEN = re.compile(r"(?i)\bloss[\"']?\s*[:=]\s*(?:$|[-+.\d*#?\ufffd]\S*)")
@@ -112,7 +117,8 @@ def _is_evaluation(metric: Metric, text: str) -> bool:
     before = text[:metric.start]
     if re.search(r"(?i)\btrain", before):
         return False
-    return bool(re.search(r"(?i)(?:^|[\s|\[(*=-])(?:val|valid|validation|validate|validating|eval|evaluation|evaluating|test|testing)"
+    return bool(re.search(r"(?i)(?:^|[\s|\[(*=-])(?:val|valid|validation|validate|validating|eval|evaluation|evaluating|test"
+                          r"|testing)"
                           r"(?:[\s:\]|)*=-]|$)", before))
 
 
@@ -120,7 +126,8 @@ def _bad_loss(text: str) -> Reading | None:
     """A loss that a sentence says is not finite; None where no sentence does."""
     if not _BAD_LOSS.search(text) or re.match(r"(?:el)?if |assert |raise |print|logger|#", text):
         return None
-    if EVALUATION_WORD.search(text) or re.search(r"(?i)\bnot? (?:nan|inf)\b|\bif\b|\bwhen(?:ever)?\b|\bcheck|\bcount|\bno\b|[:=] ?0\b", text):
+    if EVALUATION_WORD.search(text) or re.search(
+        r"(?i)\bnot? (?:nan|inf)\b|\bif\b|\bwhen(?:ever)?\b|\bcheck|\bcount|\bno\b|[:=] ?0\b", text):
         return None
     return _placed(Reading(ROW, {"loss": math.nan}), text)
 
@@ -130,21 +137,21 @@ def _placed(reading: Reading, text: str) -> Reading:
     for pattern in _PLACES:
         if found := pattern.search(text):
             reading.epoch, reading.step, reading.length = whole(found[1]), whole(found[2]), whole(found[3])
-            return reading if reading.step is not None else torn("a step of too many digits")
+            return reading if reading.step is not None else too_long()
     steps = {name: found for name, pattern in _STEP.items() if (found := pattern.search(text))}
     epoch = _EPOCH.search(text)
     if steps:
         name, found = next(iter(steps.items()))
         reading.step = whole(found[1])
         if reading.step is None:
-            return torn(f"a {name} of {len(found[1])} digits")
+            return too_long()
         total = whole(found[2])
         if epoch is not None and name != "global step":
             reading.epoch, reading.length = whole(epoch[1]), total
         return reading
     if found := _SAMPLES.search(text):
         reading.step, reading.length = whole(found[1]), whole(found[2])
-        return reading if reading.step is not None else torn("a step of too many digits")
+        return reading if reading.step is not None else too_long()
     if epoch is not None:
         reading.epoch = whole(epoch[1])
     return reading

@@ -8,7 +8,7 @@ import re
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import choose, find, whole
-from opd.importers.logs.reading import EVALUATION, ROW, Reading, torn
+from opd.importers.logs.reading import EVALUATION, ROW, Reading, torn, too_long
 
 NAME = "MaxText"
 SPELLINGS = {
@@ -34,4 +34,4 @@ def read(line: Line) -> Reading | None:
     if "loss" not in values:
         return torn("a line of MaxText that ends before its loss, or whose loss is no number")
     step = whole(found[1])
-    return torn("a step of too many digits") if step is None else Reading(ROW, values, step, loss_name=named)
+    return too_long() if step is None else Reading(ROW, values, step, loss_name=named)

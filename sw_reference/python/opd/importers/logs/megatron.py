@@ -1,7 +1,7 @@
 """Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, MindSpeed: one line of "name: value" fields per iteration.
 
-NVIDIA/Megatron-LM, megatron/training/training.py (training_log, evaluate_and_print_results; megatron/training.py until 2023);
-megatron/core/distributed/param_and_grad_buffer.py (check_grads).
+NVIDIA/Megatron-LM, megatron/training/training.py (training_log, evaluate_and_print_results; megatron/training.py until
+2023); megatron/core/distributed/param_and_grad_buffer.py (check_grads).
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, field_of, number, whole
-from opd.importers.logs.reading import EVALUATION, OVERFLOW, ROW, Reading, torn
+from opd.importers.logs.reading import EVALUATION, OVERFLOW, ROW, Reading, torn, too_long
 from opd.importers.names import key as _key
 
 key = lru_cache(1 << 12)(_key)   # a log has few names, and each of them in every line
@@ -68,7 +68,7 @@ def read(line: Line) -> Reading | None:
 def _iteration(found: re.Match) -> Reading:
     step = whole(found[1])
     if step is None:
-        return torn(f"an iteration of {len(found[1])} digits")
+        return too_long()
     values: dict[str, float] = {}
     losses: dict[str, float] = {}
     *fields, last = found[3].split("|")

@@ -58,7 +58,8 @@ class Metric:
 
 
 # Words that make a number one of an evaluation, and names that are settings or times, never metrics of a step.
-EVALUATION = re.compile(r"(?i)(?:^|[\W_])(?:val|valid|validation|eval|evaluation|test|testing|dev|best|lowest|min|minimum)(?=[\W_]|$)")
+EVALUATION = re.compile(r"(?i)(?:^|[\W_])(?:val|valid|validation|eval|evaluation|test|testing|dev|best|lowest|min|minimum)"
+                        r"(?=[\W_]|$)")
 SETTING = re.compile(r"(?i)(?:^|[\W_])(?:max|clip|clipping|coeff?|coefficient|weight|weights|factor|type|fn|function|window|ratio"
                      r"|threshold|alpha|beta|lambda|init|initial|static|dynamic|args|hysteresis|min|tolerance|patience|id|power"
                      r"|interval|curve|multiplier|decay|time|num|count|backend|reduction)(?=[\W_]|$)")
@@ -66,7 +67,7 @@ _LOSS = r"[\w/.@-]*loss(?:es)?[\w/.@-]*"
 _NORM = r"[\w/.@-]*(?:grad(?:ient)?s?[_ ./-]?norm|gnorm|global[_ ]norm)[\w/.@-]*"
 _SCALE = r"[\w/.@-]*(?:loss|grad)[_ -]?scal(?:e|er|ing)(?![\w-]*[_-](?:window|factor|type|args|power))[\w/.@-]*"
 _RATE = r"(?:[\w/.-]*[/._-])?(?:lr|learning[_ ]rate|lrate)"
-_FIELDS = ((("loss_scale"), re.compile(rf"(?i)^(?:{_SCALE})$")), ("grad_norm", re.compile(rf"(?i)^(?:{_NORM}|norm)$")),
+_FIELDS = (("loss_scale", re.compile(rf"(?i)^(?:{_SCALE})$")), ("grad_norm", re.compile(rf"(?i)^(?:{_NORM}|norm)$")),
            ("lr", re.compile(rf"(?i)^{_RATE}(?:[-_/]\w*)?$")), ("loss", re.compile(rf"(?i)^(?:{_LOSS})$")))
 _AFTER = r"(?:\s+(?:train(?:ing)?|total|avg|average|mean|value))?"
 _SEPARATOR = r"[\"']?\s*(?:\([^()]{0,24}\)\s*)?(?::|=|\bis\b|\||\s)\s*"
@@ -75,11 +76,12 @@ _FIND = re.compile(rf"(?i)(?<![\w/.@-])[\"']?(?P<name>(?:(?:[a-z]+[ _-]){{0,2}}?
 _BARE_NORM = re.compile(rf"(?i)(?<![\w/.-])(?<!\w\s)norm{_SEPARATOR}{_OPEN}(?P<value>{REAL})")
 
 # What a run calls its own loss, best first; other losses are parts of it.
-MAIN_LOSSES = ("loss", "train_loss_step", "train_step_loss", "train_loss", "training_loss", "lm_loss", "total_loss", "loss_total",
-               "train_total_loss", "total_train_loss", "loss_train", "reduced_train_loss", "loss_tok", "step_loss", "avg_loss", "average_loss",
-               "mean_loss", "running_loss", "batch_loss", "current_loss", "train_avg_loss", "avg_train_loss",
-               "average_train_loss", "average_training_loss", "mean_train_loss", "loss_step", "loss_avg", "loss_mean",
-               "train_loss_epoch", "epoch_loss", "global_avg_loss", "nll_loss", "mlm_loss", "masked_lm_loss")
+MAIN_LOSSES = ("loss", "train_loss_step", "train_step_loss", "train_loss", "training_loss", "lm_loss", "total_loss",
+               "loss_total", "train_total_loss", "total_train_loss", "loss_train", "reduced_train_loss", "loss_tok",
+               "step_loss", "avg_loss", "average_loss", "mean_loss", "running_loss", "batch_loss", "current_loss",
+               "train_avg_loss", "avg_train_loss", "average_train_loss", "average_training_loss", "mean_train_loss",
+               "loss_step", "loss_avg", "loss_mean", "train_loss_epoch", "epoch_loss", "global_avg_loss", "nll_loss",
+               "mlm_loss", "masked_lm_loss")
 
 
 @lru_cache(1 << 12)
@@ -88,7 +90,8 @@ def field_of(name: str) -> str | None:
     name = name.strip().strip("\"'")
     if key(name) in SCALAR_OF:
         return SCALAR_OF[key(name)]
-    if re.search(r"\.(?:py|cc|cpp|cu|h)$", name) or SETTING.search(name.lower().replace("-", "_").replace("_", " ").replace("/", " ")):
+    if re.search(r"\.(?:py|cc|cpp|cu|h)$", name) or SETTING.search(
+        name.lower().replace("-", "_").replace("_", " ").replace("/", " ")):
         return None
     joined = re.sub(r"\s+", "_", name)
     return next((field for field, pattern in _FIELDS if pattern.match(joined)), None)

@@ -11,7 +11,7 @@ import re
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, VALUE, number, whole
-from opd.importers.logs.reading import ROW, Reading, torn
+from opd.importers.logs.reading import ROW, Reading, torn, too_long
 
 NAME = "MindSpore"
 SPELLINGS = {
@@ -49,7 +49,7 @@ def read(line: Line) -> Reading | None:
     reading = _read(text)
     if reading is None:
         return torn("begins like a line of MindSpore and does not go on like one") if _BEGUN.search(text) else None
-    return torn("a step of too many digits") if reading.step is None else reading
+    return too_long() if reading.step is None else reading
 
 
 def _read(text: str) -> Reading | None:

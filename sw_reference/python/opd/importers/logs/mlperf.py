@@ -1,8 +1,9 @@
 """MLPerf's own lines in a log: events with a key, a value and metadata.
 
-mlcommons/logging, mlperf_logging/mllog/mllog.py (":::MLLOG {json}"); mlcommons/training v0.5, v0.6, compliance/mlperf_log.py
-(":::MLL time key: {json}", ":::MLPv0.5.0 benchmark time (file:line) key: value"). Values whose key, or key inside, is a loss, gradient
-norm, learning rate or loss scale are read, at metadata "step", "iteration", "samples_count" or "epoch_num".
+mlcommons/logging, mlperf_logging/mllog/mllog.py (":::MLLOG {json}"); mlcommons/training v0.5, v0.6,
+compliance/mlperf_log.py (":::MLL time key: {json}", ":::MLPv0.5.0 benchmark time (file:line) key: value"). Values whose
+key, or key inside, is a loss, gradient norm, learning rate or loss scale are read, at metadata "step", "iteration",
+"samples_count" or "epoch_num".
 """
 from __future__ import annotations
 

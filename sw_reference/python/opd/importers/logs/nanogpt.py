@@ -8,7 +8,7 @@ import re
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, number, whole
-from opd.importers.logs.reading import FALLBACK, ROW, Reading, torn
+from opd.importers.logs.reading import FALLBACK, ROW, Reading, torn, too_long
 
 NAME = "nanoGPT"
 SPELLINGS = {
@@ -29,4 +29,4 @@ def read(line: Line) -> Reading | None:
     else:
         return torn("an iteration whose loss is no number") if re.match(r"iter \d+: loss\b", line.text) else None
     step = whole(found[1])
-    return torn("a step of too many digits") if step is None else Reading(what, {"loss": number(found[2])}, step)
+    return too_long() if step is None else Reading(what, {"loss": number(found[2])}, step)

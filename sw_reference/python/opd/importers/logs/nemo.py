@@ -1,6 +1,7 @@
 """NVIDIA NeMo 2: one line of "name: value" fields per step.
 
-NVIDIA/NeMo, nemo/lightning/pytorch/callbacks/progress_printer.py (ProgressPrinter); NeMo 1 prints Lightning's progress bar.
+NVIDIA/NeMo, nemo/lightning/pytorch/callbacks/progress_printer.py (ProgressPrinter); NeMo 1 prints Lightning's progress
+bar.
 """
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import re
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, choose, find, whole
-from opd.importers.logs.reading import EVALUATION, ROW, Reading, torn
+from opd.importers.logs.reading import EVALUATION, ROW, Reading, torn, too_long
 
 NAME = "NeMo"
 SPELLINGS = {
@@ -37,7 +38,7 @@ def read(line: Line) -> Reading | None:
         if _TRAIN_LOSS.search(found[4]) or not values:
             return torn("a line of NeMo that is cut off, or whose loss is no number")
         if step is None:
-            return torn("a step of too many digits")
+            return too_long()
         epoch, length = (None, None) if counted else (whole(found[1]), None)
         return Reading(ROW, values, step, epoch, length, loss_name=named)
     if re.match(r"(?:Validation|Test): iteration \d+/\d+", text):

@@ -1,7 +1,7 @@
 """OpenMMLab: text logs of mmcv (until 2022) and of MMEngine.
 
-open-mmlab/mmcv v1, mmcv/runner/hooks/logger/text.py (TextLoggerHook); open-mmlab/mmengine, mmengine/runner/log_processor.py
-(LogProcessor.get_log_after_iter).
+open-mmlab/mmcv v1, mmcv/runner/hooks/logger/text.py (TextLoggerHook); open-mmlab/mmengine,
+mmengine/runner/log_processor.py (LogProcessor.get_log_after_iter).
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, choose, field_of, find, whole
-from opd.importers.logs.reading import EVALUATION, KNOWN, ROW, Reading, torn
+from opd.importers.logs.reading import EVALUATION, KNOWN, ROW, Reading, torn, too_long
 
 NAME = "OpenMMLab"
 SPELLINGS = {
@@ -48,7 +48,7 @@ def read(line: Line) -> Reading | None:
         return torn("a line of OpenMMLab that ends before its losses") if mode or "\tlr:" in rest else Reading(KNOWN)
     epoch, step, length = (whole(text) for text in numbers)
     if step is None or (numbers[0] is not None and epoch is None):
-        return torn("an iteration of too many digits")
+        return too_long()
     values, named = choose([metric for metric in find(rest) if field_of(metric.name)])
     if "loss" not in values:
         return torn("a line of OpenMMLab whose loss is no number")

@@ -1,8 +1,9 @@
 """PaddlePaddle: PaddleNLP's training loops and its Trainer, PaddleFleetX, PaddleSeg, PaddleOCR, PaddleClas.
 
-PaddlePaddle/PaddleNLP, model_zoo/bert/run_pretrain.py, model_zoo/ernie-1.0/run_pretrain.py (loops), paddlenlp/trainer/trainer.py
-and trainer_callback.py ("optimizer not run", the dict of metrics); PaddleFleetX, ppfleetx/core/module/language_module.py;
-PaddlePaddle/PaddleSeg, paddleseg/core/train.py; PaddleOCR, tools/program.py; PaddleClas, ppcls/engine/train/utils.py.
+PaddlePaddle/PaddleNLP, model_zoo/bert/run_pretrain.py, model_zoo/ernie-1.0/run_pretrain.py (loops),
+paddlenlp/trainer/trainer.py and trainer_callback.py ("optimizer not run", the dict of metrics); PaddleFleetX,
+ppfleetx/core/module/language_module.py; PaddlePaddle/PaddleSeg, paddleseg/core/train.py; PaddleOCR, tools/program.py;
+PaddleClas, ppcls/engine/train/utils.py.
 """
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import re
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, choose, find, number, whole
-from opd.importers.logs.reading import EVALUATION, OVERFLOW, ROW, Reading, torn
+from opd.importers.logs.reading import EVALUATION, OVERFLOW, ROW, Reading, torn, too_long
 
 NAME = "Paddle"
 SPELLINGS = {
@@ -38,7 +39,8 @@ _FLEETX = re.compile(r"\[train\] (?:global step (\d+), )?epoch: \[?(\d+)(?:/\d+)
 _SEG = re.compile(r"\[TRAIN\] epoch: \d+(?:/\d+)?, iter: (\d+)/\d+, ")
 _CLAS = re.compile(r"\[Train\]\[Epoch (\d+)/\d+\]\[Iter: (\d+)/(\d+)\]")
 _EVALUATION = re.compile(r"\[(?:Eval|EVAL|eval)\]")
-_BEGUN = re.compile(r"optimizer not run, scale_before|\bglobal step \d+, (?:epoch: \d+, batch: \d+, )?loss|\[Train\]\[Epoch|\[TRAIN\] epoch")
+_BEGUN = re.compile(
+    r"optimizer not run, scale_before|\bglobal step \d+, (?:epoch: \d+, batch: \d+, )?loss|\[Train\]\[Epoch|\[TRAIN\] epoch")
 
 
 def read(line: Line) -> Reading | None:
@@ -52,11 +54,12 @@ def read(line: Line) -> Reading | None:
     if place is None:
         return torn("begins like a line of Paddle and does not go on like one") if _BEGUN.search(text) else None
     if place.step is None:
-        return torn("a step of too many digits")
+        return too_long()
     place.values, place.loss_name = choose(find(text))
     if "found_inf" in text and (found := re.search(rf"\bfound_inf: ({REAL})", text)):
         place.values["overflows"] = number(found[1])
-    return place if "loss" in place.values else torn("a line of Paddle whose loss is no number") if _BEGUN.search(text) else None
+    return place if "loss" in place.values else torn(
+        "a line of Paddle whose loss is no number") if _BEGUN.search(text) else None
 
 
 def _place(text: str) -> Reading | None:
@@ -68,6 +71,7 @@ def _place(text: str) -> Reading | None:
         return Reading(ROW, step=whole(found[2]), epoch=whole(found[1]), length=whole(found[3]), epoch_base=1)
     if (found := _LOOP.search(text) or _SEG.search(text)) and "loss" in text:
         return Reading(ROW, step=whole(found[1]))
-    if (found := _TRAINER.search(text)) and re.search(r"\bloss: ", text) and ("interval_" in text or "avg_batch_cost" in text):
+    if (found := _TRAINER.search(text)) and re.search(r"\bloss: ", text) and (
+        "interval_" in text or "avg_batch_cost" in text):
         return Reading(ROW, step=whole(found[1]))
     return None

@@ -1,9 +1,9 @@
 """Progress bars that carry metrics: PyTorch Lightning (and NeMo 1), tqdm with a postfix, Keras.
 
-tqdm/tqdm, tqdm/std.py (format_meter, set_postfix); Lightning-AI/pytorch-lightning, src/lightning/pytorch/callbacks/progress/
-tqdm_progress.py and rich_progress.py; keras-team/keras, keras/src/utils/progbar.py (Progbar.update; Keras 2: keras/utils/
-generic_utils.py). A bar is drawn again and again: its last state at a step counts. Bars without metrics tell the step of what
-is printed between them (logs/steps.py).
+tqdm/tqdm, tqdm/std.py (format_meter, set_postfix); Lightning-AI/pytorch-lightning,
+src/lightning/pytorch/callbacks/progress/ tqdm_progress.py and rich_progress.py; keras-team/keras,
+keras/src/utils/progbar.py (Progbar.update; Keras 2: keras/utils/ generic_utils.py). A bar is drawn again and again: its
+last state at a step counts. Bars without metrics tell the step of what is printed between them (logs/steps.py).
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import re
 
 from opd.importers.logs.lines import Bar, Line
 from opd.importers.logs.metrics import EVALUATION as EVALUATION_WORD
-from opd.importers.logs.metrics import REAL, choose, field_of, find, whole
+from opd.importers.logs.metrics import choose, field_of, find, whole
 from opd.importers.logs.reading import EVALUATION, KNOWN, MARK, ROW, Reading
 
 NAME = "progress bar"
@@ -34,7 +34,8 @@ SPELLINGS = {
 _KERAS = re.compile(r"^(\d+)/(\d+)\s+(?:\[[=>.\s]*\]|[━╸╺\x20]+(?=\d)|-)\s*.*?-\s+\w")
 _RICH = re.compile(r"^(.*?)\s*(?:[━╸╺─-]{3,})\s*(\d+)/(\d+)\s+\d+:\d\d:\d\d\s*\S\s*\S+\s+\S*it/s\s*(.*)$")
 _LAYERS = re.compile(r"^\d+\s*\|\s*\w+\s*\|\s*[A-Z]\w*\s*\|")
-_NOT_TRAINING = re.compile(r"(?i)\bvalid|\bsanity|\btest|\bpredict|\beval|\bloading|\bdownload|\bmap\b|\btokeniz|\bgenerat|\bfilter")
+_NOT_TRAINING = re.compile(
+    r"(?i)\bvalid|\bsanity|\btest|\bpredict|\beval|\bloading|\bdownload|\bmap\b|\btokeniz|\bgenerat|\bfilter")
 
 
 def read(line: Line) -> Reading | None:

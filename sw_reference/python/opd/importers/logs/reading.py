@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from opd.importers.logs.lines import Line
+from opd.importers.logs.metrics import MAX_DIGITS
 
 ROW = "row"                # metrics of a step
 OVERFLOW = "overflow"      # a step that was skipped because a gradient was not finite
@@ -39,6 +40,7 @@ class Reading:
     note: str = ""               # why the row may hide a loss that was not finite
     rewrites: bool = False       # a progress bar: its last state at a step counts
     text: str = ""               # TORN: what is wrong
+    refused: bool = False        # TORN: by no accident on the line's way; the file is refused
     model: str = ""
 
 
@@ -47,6 +49,11 @@ class Tool(Protocol):
     NAME: str                       # as Trace.framework has it
     SPELLINGS: dict[str, str]       # what each kind of line that it reads looks like, one example each
     read: Callable[[Line], Reading | None]   # None: not a line of this tool
+
+
+def too_long() -> Reading:
+    """A line whose step has more digits than any step."""
+    return Reading(TORN, text=f"a step of more than {MAX_DIGITS} digits", refused=True)
 
 
 def torn(text: str) -> Reading:

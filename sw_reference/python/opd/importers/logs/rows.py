@@ -1,7 +1,7 @@
 """Which of the readings count: what is torn, told twice by several ranks, an average over rows that are there as well.
 
-Nothing that is left out may hide an incident: what of it is not finite, and what counts an overflow that the others do not, is noted
-as not understood, and the run is not called healthy.
+Nothing that is left out may hide an incident: what of it is not finite, and what counts an overflow that the others do
+not, is noted as not understood, and the run is not called healthy.
 """
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import nonfinite_names
-from opd.importers.logs.reading import (AVERAGE, EPOCH, EVALUATION, FALLBACK, KNOWN, MARK, OVERFLOW, ROW, SCALE, TORN, Reading)
+from opd.importers.logs.reading import (AVERAGE, EPOCH, EVALUATION, FALLBACK, KNOWN,
+                                        MARK, OVERFLOW, ROW, SCALE, TORN, Reading)
 from opd.importers.run import ImportedRun
 
 SHOWN = 200        # characters of a line in a note
@@ -92,7 +93,8 @@ def _scales_alone(entries: list[Entry]) -> list[Entry]:
     """"loss_scale: 65536" on a line of its own is a setting, or, where it changes, what a loop prints."""
     values = {entry.reading.values["loss_scale"] for entry in entries if entry.reading.what == SCALE}
     what = ROW if len(values) > 1 else KNOWN
-    return [replace(entry, reading=replace(entry.reading, what=what)) if entry.reading.what == SCALE else entry for entry in entries]
+    return [replace(entry, reading=replace(entry.reading, what=what))
+                    if entry.reading.what == SCALE else entry for entry in entries]
 
 
 def _with_epochs(entries: list[Entry]) -> list[Entry]:
@@ -115,7 +117,8 @@ def _resolved_averages(entries: list[Entry], run: ImportedRun) -> list[Entry]:
     kept, left = [], 0
     for entry in entries:
         reading, writer = entry.reading, (entry.tool, entry.rank)
-        if reading.what == AVERAGE and last.get(writer, -1) == reading.step or reading.what == FALLBACK and entry.tool in having_rows:
+        if reading.what == AVERAGE and last.get(
+            writer, -1) == reading.step or reading.what == FALLBACK and entry.tool in having_rows:
             left += 1
             if not all(map(math.isfinite, reading.values.values())):
                 note(run, entry.line, "an average that is not finite")
@@ -189,9 +192,9 @@ def _groups(entries) -> list[list[Entry]]:
 
 def _without_copies(entries: list[Entry], run: ImportedRun) -> list[Entry]:
     """One entry of what several ranks print: that of the first."""
-    same_step = {id(entry): group[0] for group in _groups(e for e in entries if e.reading.what == ROW and e.reading.step is not None
-                                                         and e.reading.skipped is None and not e.reading.rewrites)
-                 for entry in group[1:]}
+    placed = [entry for entry in entries if entry.reading.what == ROW and entry.reading.step is not None
+              and entry.reading.skipped is None and not entry.reading.rewrites]
+    same_step = {id(entry): group[0] for group in _groups(placed) for entry in group[1:]}
     rows, overflows = _Rows(), _Overflows(max((entry.engine for entry in entries), default=0) + 1)
     kept, left = [], Counter()
     for entry in entries:
@@ -210,7 +213,8 @@ def _without_copies(entries: list[Entry], run: ImportedRun) -> list[Entry]:
             left["rank" if known is not None and entry.rank != known.rank else "repeated"] += known is not None
         if known is None:
             kept.append(entry)
-    for what, text in (("rank", "lines of other ranks left out"), ("copy", "lines that tell a step again left out: copies of other ranks"),
+    for what, text in (("rank", "lines of other ranks left out"),
+                       ("copy", "lines that tell a step again left out: copies of other ranks"),
                        ("repeated", "overflow lines that repeat the one before left out: copies of other ranks")):
         if left[what]:
             run.assumptions.append(f"{left[what]} {text}")
@@ -227,7 +231,8 @@ def _complete(known: Entry, copy: Entry, run: ImportedRun) -> None:
     for name, value in copy.reading.values.items():
         if name not in values:
             values[name] = value
-        elif not math.isfinite(value) and math.isfinite(values[name]) or name in ("overflows", "nan_losses") and value > values[name]:
+        elif (not math.isfinite(value) and math.isfinite(values[name])
+              or name in ("overflows", "nan_losses") and value > values[name]):
             note(run, copy.line, f"{name} of {copy.rank or 'a copy'} is worse than that of {known.rank or 'the first line'}")
 
 
@@ -242,13 +247,15 @@ class _Rows:
         kept = self.kept[entry.tool]
         for other, ranks in reversed(kept[-LAG_ROWS:]):
             is_same = other.place == entry.place and other.engine == entry.engine
-            if is_same and entry.reading.rewrites and other is kept[-1][0]:
+            is_last = other is kept[-1][0]
+            has_step = entry.reading.step is not None
+            says_the_same = repr(other.reading.values) == repr(entry.reading.values)   # a NaN is like another
+            if is_same and is_last and entry.reading.rewrites:
                 return other
-            if is_same and entry.rank and other.rank and entry.rank not in ranks and (entry.reading.step is not None or other.reading.values == entry.reading.values):
+            if is_same and entry.rank and other.rank and entry.rank not in ranks and (has_step or says_the_same):
                 ranks.add(entry.rank)
                 return other
-            if is_same and other is kept[-1][0] and entry.reading.step is not None and other.reading.values == entry.reading.values \
-                    and other.reading.skipped == entry.reading.skipped:
+            if is_same and is_last and has_step and says_the_same and other.reading.skipped == entry.reading.skipped:
                 return other   # the same line once more
         kept.append((entry, {entry.rank}))
         del kept[:-4 * LAG_ROWS]
@@ -308,7 +315,8 @@ def _counted_skips(entries: list[Entry], run: ImportedRun) -> list[Entry]:
     engines = max((entry.engine for entry in entries), default=0) + 1
     silent = before = 0
     rows = [entry for entry in entries if entry.reading.what == ROW and entry.reading.skipped is not None]
-    interval = rows[engines].reading.step - rows[0].reading.step if len(rows) > engines else rows[0].reading.step if rows else 0
+    interval = rows[engines].reading.step - \
+        rows[0].reading.step if len(rows) > engines else rows[0].reading.step if rows else 0
     last: dict[int, int] = {}
     for entry in entries:
         reading, engine = entry.reading, entry.engine
@@ -319,7 +327,8 @@ def _counted_skips(entries: list[Entry], run: ImportedRun) -> list[Entry]:
                 base = 0 if reading.step <= max(interval, 0) else reading.skipped - told[engine]
                 before += max(base, 0)
             elif reading.step <= last[engine]:   # began again, from a checkpoint
-                base = max(((step, count) for step, count in counts[engine].items() if step < reading.step), default=(0, 0))[1]
+                base = max(((step, count)
+                           for step, count in counts[engine].items() if step < reading.step), default=(0, 0))[1]
             else:
                 base = counts[engine][last[engine]]
             missing = reading.skipped - base - told[engine]
@@ -332,7 +341,8 @@ def _counted_skips(entries: list[Entry], run: ImportedRun) -> list[Entry]:
             continue   # its learning rate is another's
         kept.append(entry)
     if silent:
-        run.assumptions.append(f"{silent} skipped steps are counted without a line of their own: overflows in the step that counts them")
+        run.assumptions.append(
+            f"{silent} skipped steps are counted without a line of their own: overflows in the step that counts them")
     if before:
         run.assumptions.append(f"{before} steps were skipped before the log begins")
     if engines > 1:

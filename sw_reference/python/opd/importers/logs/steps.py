@@ -92,7 +92,8 @@ def _one_counter(rows: list[Row], run: ImportedRun) -> list[Row]:
         if writer == BAR:
             rows = [row for row in rows if row.writer != BAR]
             continue
-        run.assumptions.append(f"{writer} counts other steps than {main}: its lines take the step of the line of {main} before them")
+        run.assumptions.append(
+            f"{writer} counts other steps than {main}: its lines take the step of the line of {main} before them")
         step = next((row.step for row in own if row.step is not None), None)
         for row in rows:
             if row.writer == main:

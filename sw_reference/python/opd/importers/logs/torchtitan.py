@@ -1,7 +1,7 @@
 """torchtitan (torchtrain until 2024): one coloured line per step, from every rank.
 
-pytorch/torchtitan, torchtitan/components/metrics.py (MetricsProcessor.log, log_validation; torchtitan/train.py until 2025).
-A rank of a pipeline that has no loss prints -1.
+pytorch/torchtitan, torchtitan/components/metrics.py (MetricsProcessor.log, log_validation; torchtitan/train.py until
+2025). A rank of a pipeline that has no loss prints -1.
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, number, whole
-from opd.importers.logs.reading import EVALUATION, ROW, Reading, torn
+from opd.importers.logs.reading import EVALUATION, ROW, Reading, torn, too_long
 
 NAME = "torchtitan"
 SPELLINGS = {
@@ -37,7 +37,7 @@ def read(line: Line) -> Reading | None:
         return Reading(EVALUATION)
     step = whole(found[1])
     if step is None:
-        return torn("a step of too many digits")
+        return too_long()
     if _NOT.search(found[3]):
         return torn("a line of torchtitan whose gradient norm is no number")
     values = {} if number(found[2]) == -1 else {"loss": number(found[2])}
