@@ -202,7 +202,8 @@ def is_step(name: str) -> bool:
     if key(first) in STEPS and re.match(r"(?i)\s*(max|total|num|n)[_ ]", rest):
         return True
     before, _, last = name.rpartition("/")
-    return key(name) in STEPS or key(last) in STEPS and last.isidentifier() and not any(map(_is_loss, words(before)))
+    return key(name) in STEPS or key(last) in STEPS and last.isidentifier() and not before[:1].isdigit() and (
+        not any(map(_is_loss, words(before))))
 
 
 def is_evaluation(text: str) -> bool:

@@ -46,7 +46,7 @@ class Csv:
     def sniff(source: Source) -> int:
         """1 for a header with a known column, 0 for anything else."""
         header = csv_rows.header_of(source)
-        return int(header is not None and (csv_rows.is_known(header) or
+        return int(header is not None and (csv_rows.is_known(source, header) or
                                            source.path.lower().endswith((".csv", ".tsv", ".csv.gz"))))
 
     @staticmethod
