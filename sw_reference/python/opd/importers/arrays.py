@@ -1,15 +1,15 @@
 """Arrays: NumPy .npz and safetensors.
 
-npz, without a matrix max_abs: every array is a probe. With an array "step" of S whole numbers, an array [S] is what its name says
-(metrics.py): a loss, gradient norm, learning rate, loss scale or overflow flag, a statistic of a probe ("l0_min"), else the
-largest magnitude of a probe at each step; an array [S, ...] holds the elements of the probe at each step. Without it every array
-holds the elements of one step.
+npz, without a matrix max_abs: every array is a probe. With an array "step" of S whole numbers, an array [S] is what its name
+says (metrics.py): a loss, gradient norm, learning rate, loss scale or overflow flag, a statistic of a probe ("l0_min"), else
+the largest magnitude of a probe at each step; an array [S, ...] holds the elements of the probe at each step. Without it every
+array holds the elements of one step.
 
 npz, with a matrix max_abs: the tensors of a trace, max_abs [S, P], step [S], probe [P] (names), optionally nonfinite, min_abs,
 mean, var [S, P] and format [P]; arrays [S] are read by their names.
 
-A header of an array is checked against the bytes that there are before anything is allocated; what decompresses to more than
-4 GiB, or to more than 256 MiB and 100 times its size, is refused.
+A header of an array is checked against the bytes that there are before anything is allocated; what decompresses to more than 4
+GiB, or to more than 256 MiB and 100 times its size, is refused.
 
 safetensors: every tensor is a probe, its elements those of one step. The step is that of the metadata ("step"), of the path
 ("step12"), else 0.
@@ -134,9 +134,9 @@ def _load(source: Source, run: ImportedRun) -> dict[str, np.ndarray]:
                     others.append(name)
                 else:
                     arrays[name] = _array(source, name, archive.read(member))
-    except (ValueError, OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, ImportFault):
-            raise
+    except ImportFault:
+        raise
+    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         source.fail(None, f"not a valid npz archive ({error})", COPY_AGAIN)
     if others:
         run.assumptions.append(f"members that are no arrays left out: {listed(others)}")
@@ -148,7 +148,8 @@ def _array(source: Source, name: str, data: bytes) -> np.ndarray:
     stream = io.BytesIO(data)
     try:
         if not data.startswith(_NPY):
-            source.fail(quoted(name), "is no array: it does not begin as a .npy file does", "save plain arrays with numpy.savez")
+            source.fail(quoted(name), "is no array: it does not begin as a .npy file does",
+                        "save plain arrays with numpy.savez")
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
             source.fail(quoted(name), f"is of version {version[0]}.{version[1]} of .npy, which plain arrays do not need",
@@ -253,7 +254,8 @@ def _read_series(run: ImportedRun, series: dict[str, np.ndarray], no_magnitudes:
     points: Points = {name: list(enumerate(values.tolist())) for name, values in series.items()}
     choice = choose(points)
     fields: dict[str, dict[str, np.ndarray]] = {}
-    for name in [name for name, why in choice.left.items() if why == UNKNOWN and not is_step(name) and name not in no_magnitudes]:
+    for name in [name for name, why in choice.left.items()
+                 if why == UNKNOWN and not is_step(name) and name not in no_magnitudes]:
         probe, statistic = split_statistic(name) or (name, "max_abs")
         fields.setdefault(probe, {})[statistic] = series[name]
         del choice.left[name]

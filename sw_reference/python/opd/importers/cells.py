@@ -4,7 +4,7 @@
     tensor(2.5, device='cuda:0')  np.float32(2.5)  [2.5]                     a tensor or array of one number, printed
     #NUM!  #DIV/0!                                                           a spreadsheet's errors: NaN
     1,234.5                                                                  thousands; in a table parted by ";" 1.234,5
-    1e400                                                                    beyond a double: Inf, as in every format of a trace
+    1e400                                                                    beyond a double: Inf, as in every format
     (empty)  None  null  N/A  #N/A  -  No log                                no value
 
 Anything else is no number: a text, "12%", 1_000, true.

@@ -1,9 +1,9 @@
 """CSV and TSV as rows: a cell for each column, and the line where the row begins.
 
-A header comes again, or another one, where a job was started again: the rows after it follow it. A last row with too few cells
-is cut off (a running job): left out and noted. In the middle such a row is an error. A first column without a name, or called
-"Unnamed: 0" or "index", is the row index of a data frame when it counts the rows. A file of MLflow's store (time, value, step; no
-header) is read as a table of the metric that its name tells.
+A header comes again, or another one, where a job was started again: the rows after it follow it. A last row with too few
+cells is cut off (a running job): left out and noted. In the middle such a row is an error. A first column without a name, or
+called "Unnamed: 0" or "index", is the row index of a data frame when it counts the rows. A file of MLflow's store (time, value,
+step; no header) is read as a table of the metric that its name tells.
 """
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from opd.importers import cells as cell_values
 from opd.importers.names import METRIC_NAMES, METRIC_VALUES, PROBE_NAMES, STATISTIC_OF, EPOCHS, is_step, key, meaning
 from opd.importers.run import ImportedRun
 from opd.importers.source import Source
@@ -22,6 +23,9 @@ Rows = list[tuple[int, dict]]
 INDEX = ("", "unnamed_0", "index")
 _NUMBER = re.compile(r"[-+]?\d[\d.eE+-]*")
 _SEPARATOR = re.compile(rb'(?i)(?:\xef\xbb\xbf)?"?sep=."?\s*$')   # for spreadsheets
+_SAID = re.compile(r"[=|]|:\s|: *[-+.\d]|\d%|^\W*\w+ [-+.\d]")   # a name and its value
+_PANEL = re.compile(r" - [\w/]*(?:loss|grad|norm)[\w/]*$")
+_TELLING = ("loss", "grad_norm", "loss_scale", "overflows", "finite")
 _MLFLOW = re.compile(r"\d{12,14} \S+ \d+$")
 
 
@@ -45,13 +49,28 @@ def header_of(source: Source) -> list[str] | None:
     return cells
 
 
-def is_known(header: list[str]) -> bool:
-    """Whether the header has a column that means something here."""
-    keys = [key(name) for name in header]
-    return any(is_step(name) or k in EPOCHS or k == "layer" or meaning(name).what in ("loss", "grad_norm", "loss_scale", "overflows")
-               or re.search(r" - .*(loss|grad)", name) for name, k in zip(header, keys)) or (
-        any(k in PROBE_NAMES for k in keys) and any(k in STATISTIC_OF for k in keys)) or (
-        any(k in METRIC_NAMES for k in keys) and any(k in METRIC_VALUES for k in keys))
+def is_known(source: Source, header: list[str]) -> bool:
+    """Whether the header has a column that means something here, and the line after it a number. In a line of a log the
+    numbers stand behind their names."""
+    names = [name for name in header if not _SAID.search(name)]
+    keys = [key(name) for name in names]
+    is_known = (any(is_step(name) or k in EPOCHS or k == "layer" or meaning(name).what in _TELLING for name, k in zip(names, keys))
+                or any(_PANEL.search(name) for name in header)
+                or any(k in PROBE_NAMES for k in keys) and any(k in STATISTIC_OF for k in keys)
+                or any(k in METRIC_NAMES for k in keys) and any(k in METRIC_VALUES for k in keys))
+    lines = [line for line in source.head.split(b"\n") if line.strip() and not _SEPARATOR.match(line)][:2]
+    texts = [line.decode("utf-8", "replace") for line in lines]
+    return is_known and len(texts) == 2 and _has_number(*texts) or bool(_MLFLOW.match(texts[0]))
+
+
+def _has_number(header: str, line: str) -> bool:
+    for cell in line.rstrip("\r").split(delimiter_of(header)):
+        try:
+            if cell_values.number(cell.strip().strip('"')) is not None:
+                return True
+        except ValueError:
+            pass
+    return False
 
 
 def delimiter_of(header: str) -> str:

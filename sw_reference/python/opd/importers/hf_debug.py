@@ -9,8 +9,9 @@ Format: huggingface/transformers, src/transformers/debug_utils.py (create_frame,
     3.18e-04 6.27e+04 input[0]
     0.00e+00      inf output
 
-The first version of the class says "last 21 frames:" instead. Each report is a stretch of steps, the batch number is the step. Numbers have three digits. Text before, between and after
-the reports is skipped: they stand in the middle of a job's output. A line "[...]" stands for frames that someone left out.
+The first version of the class says "last 21 frames:" instead. Each report is a stretch of steps, the batch number is the
+step. Numbers have three digits. Text before, between and after the reports is skipped: they stand in the middle of a job's
+output. A line "[...]" stands for frames that someone left out.
 """
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ class _Report:
         shows = any(stat.max_abs is not None and not math.isfinite(stat.max_abs)
                     for *_, tensors in self.frames for stat in tensors.values())
         if self.detected is not None and not shows:
-            self.run.not_understood(self.detected_line, f"Detected inf/nan during batch_number={self.detected}, but no frame shows it")
+            self.run.not_understood(self.detected_line,
+                                    f"Detected inf/nan during batch_number={self.detected}, but no frame shows it")
         step = None
         for batch, number, module, tensors in self.frames:
             if batch is None and self.detected is None and _NO_BATCH not in self.run.assumptions:

@@ -1,11 +1,10 @@
 """JSON of training metrics as rows: a flat object and its line each.
 
-    JSON lines      an object a line. The last line may be torn, as while the job runs, or one where a job was started again; a line
-                    of other output is skipped. All are noted
+    JSON lines      an object a line. The last line may be torn, as while the job runs, or one where a job was started again; a
+                    line of other output is skipped. All are noted
     array           a JSON array of objects; objects one after another, each over several lines, are read alike
-    one object      with "log_history" (HF trainer_state.json) or another list of objects in it; lists of equal length, a column
-                    each (Keras' History.history); objects of equal keys, a column each, or
-                    "columns" and "data" (pandas)
+    one object      with "log_history" (HF trainer_state.json) or another list of objects in it; lists of equal length, a
+                    column each (Keras' History.history); objects of equal keys, a column each, or "columns" and "data" (pandas)
 
 NaN, Infinity and what Python prints without json (nan, inf) are numbers. Nested objects become columns "a/b", short lists of
 numbers "a/0", "a/1"; the rest of a list is left out, and noted when a number in it is not finite. A key that stands twice in
@@ -197,9 +196,9 @@ def _whole_file(source: Source, run: ImportedRun, lines: list[tuple[int, str]]) 
 
 def _of_object(source: Source, run: ImportedRun, text: str, content: dict, line_at) -> Rows:
     """The rows of a file that is one object."""
+    lists = {name: value for name, value in content.items() if isinstance(value, list)}
     name = "log_history" if "log_history" in content else next(
-        (name for name, value in content.items() if isinstance(value, list) and value and all(isinstance(v, dict) for v in value)),
-        None)
+        (name for name, value in lists.items() if value and all(isinstance(row, dict) for row in value)), None)
     if name is not None:
         history = content[name]
         if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
@@ -211,7 +210,6 @@ def _of_object(source: Source, run: ImportedRun, text: str, content: dict, line_
         names, table = [str(name) for name in content["columns"]], content["data"]
         if all(isinstance(row, list) and len(row) == len(names) for row in table):
             return [(line_at(0), dict(zip(names, row))) for row in table]
-    lists = {name: value for name, value in content.items() if isinstance(value, list)}
     if lists and len({len(value) for value in lists.values()}) == 1 and len(next(iter(lists.values()))):
         run.assumptions.append("each list is a column")
         return [(1, dict(zip(lists, row))) for row in zip(*lists.values())]

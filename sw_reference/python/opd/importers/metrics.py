@@ -1,11 +1,11 @@
-"""Many named numbers of a run, and which of them is the loss, the gradient norm, the loss scale: rules that tables, event files
-and arrays share.
+"""Many named numbers of a run, and which of them is the loss, the gradient norm, the loss scale: rules that tables, event
+files and arrays share.
 
-    the loss      the loss of the whole model, as directly named as there is one: "loss", else "total_loss", "lm_loss" ..., else a
-                  mean over an epoch; where no loss is the whole model's, the only one there is, or the only total; of several, none
-    probes        every other loss ("loss_cls"), and every other norm ("param_norm", "grad_norm/layer0"), is a probe of its own.
-                  A second loss of the whole model (a mean over the epoch beside the steps) is one only where it is not finite
-                  before the loss is
+    the loss      the loss of the whole model, as directly named as there is one: "loss", else "total_loss", "lm_loss" ..., else
+                  a mean over an epoch; where no loss is the whole model's, the only one there is, or the only total; else none
+    probes        every other loss ("loss_cls"), and every other norm ("param_norm", "grad_norm/layer0"), is a probe of its
+                  own. A second loss of the whole model (a mean over the epoch beside the steps) is one only where it is not
+                  finite before the loss is
     learning rate the first parameter group
     loss scale    the first; of another one only the falls are read
     left out      evaluations, times, counters, throughput, memory, settings, scores, and what has no known meaning
@@ -70,7 +70,8 @@ def choose(points: Points) -> Choice:
         if len(rates) > 1:
             choice.notes.append(f"learning rates of {len(rates)} parameter groups: that of the first, {rates[0]}")
     if "loss_scale" not in found and choice.is_log:
-        found["loss_scale"] = [name for name in points if key(name.rsplit("/", 1)[-1]) == "scale" and _are_scales(points[name])]
+        found["loss_scale"] = [name for name, numbers in points.items()
+                               if key(name.rsplit("/", 1)[-1]) == "scale" and _are_scales(numbers)]
         for name in found["loss_scale"]:
             choice.left.pop(name, None)
     for what in ("loss_scale", "scale_after", "scale_attempted"):

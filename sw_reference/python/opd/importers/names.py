@@ -43,21 +43,22 @@ SCALARS = {
 SCALAR_OF = {name: field for field, names in SCALARS.items() for name in names}
 
 # The training step, best first; EPOCHS where a table counts by nothing else.
-STEPS = ("global_step", "step", "train_step", "training_step", "current_steps", "current_step", "cur_step", "global_steps",
-         "steps", "iteration", "iterations", "iter", "it", "n_iter", "cur_iter", "global_iter", "global_iteration",
-         "train_iter", "training_iteration", "num_updates", "update", "updates", "optimizer_step", "opt_step", "trainer_step",
-         "train_steps", "num_steps", "num_iters", "numiters", "batch", "batch_number", "batch_idx")
+STEPS = ("global_step", "step", "train_step", "training_step", "current_steps", "current_step", "cur_step",
+         "global_steps", "steps", "iteration", "iterations", "iter", "it", "n_iter", "cur_iter", "global_iter",
+         "global_iteration", "train_iter", "training_iteration", "num_updates", "update", "updates", "optimizer_step",
+         "opt_step", "trainer_step", "train_steps", "num_steps", "num_iters", "numiters", "batch", "batch_number",
+         "batch_idx")
 EPOCHS = ("epoch", "epochs", "current_epoch", "cur_epoch", "epoch_num", "train_epoch", "epoch_idx")
-PROBE_NAMES = ("probe", "op", "operator", "module", "module_name", "layer_name", "tensor", "tensor_name", "name",
-               "layer")
+PROBE_NAMES = ("probe", "op", "operator", "module", "module_name", "layer_name", "tensor", "tensor_name", "name", "layer")
 PROBE_PARTS = ("io", "scope", "tensor", "direction")  # columns that tell apart the tensors of one operator
 
 # Tables of one number a row: the column with its name, and the one with the number.
 METRIC_NAMES = ("metric", "metric_name", "metricname", "tag", "key", "attribute_path", "variable", "name")
 METRIC_VALUES = ("value", "metric_value", "metricvalue", "float_value", "scalar_value")
 # Columns that tell apart the runs, or the ranks, of one file; and the phase that a row is of.
-RUNS = ("run", "run_id", "run_name", "run_uuid", "runid", "experiment", "experiment_id", "experiment_name", "experiment_key",
-        "trial", "trial_id", "trial_name", "dir_name", "rank", "global_rank", "local_rank", "worker", "process_index", "replica")
+RUNS = ("run", "run_id", "run_name", "run_uuid", "runid", "experiment", "experiment_id", "experiment_name",
+        "experiment_key", "trial", "trial_id", "trial_name", "dir_name", "rank", "global_rank", "local_rank", "worker",
+        "process_index", "replica")
 PHASES = ("mode", "phase", "split", "stage", "subset", "kind", "event", "type")
 KINDS = ("kind", "event", "type")   # may say that the row is an overflow
 
@@ -117,13 +118,13 @@ def split_statistic(name: str) -> tuple[str, str] | None:
 class Meaning:
     """What a column, tag or key holds.
 
-    what        "step", "epoch", "loss", "grad_norm", "norm", "lr", "loss_scale", "scale_after", "scale_attempted", "overflows",
-                "nan_losses", "finite" (a flag that is 0 where something is not), "suspect" (a count of what is not finite that
-                belongs to nothing known), "evaluation", "extreme of a bucket", "counted by something else", or
-                one of NO_OPERATOR; None: the name says nothing
+    what        "step", "epoch", "loss", "grad_norm", "norm", "lr", "loss_scale", "scale_after", "scale_attempted",
+                "overflows", "nan_losses", "finite" (a flag that is 0 where something is not), "suspect" (a count of what is not
+                finite that belongs to nothing known), "evaluation", "extreme of a bucket", "counted by something else", or one
+                of NO_OPERATOR; None: the name says nothing
     is_whole    of a loss or gradient norm: it is the one of the whole model, not of a part
-    order       among several such, the lowest is taken: 0 says it directly, 1 in more words, 10 and more is a mean over an epoch
-                or other summary
+    order       among several such, the lowest is taken: 0 says it directly, 1 in more words, 10 and more is a mean over an
+                epoch or other summary
     is_running  a count since the start of the run, not since the row before
     """
     what: str | None
@@ -136,51 +137,52 @@ class Meaning:
 BLAND = ("time", "counter", "throughput", "memory", "setting", "best value so far")
 NO_OPERATOR = (*BLAND, "score")
 
-_EVALUATION = {"eval", "evals", "evaluation", "evaluate", "val", "valid", "validation", "test", "testing", "dev", "heldout",
-               "predict", "prediction"}
+_EVALUATION = {"eval", "evals", "evaluation", "evaluate", "val", "valid", "validation", "test", "testing", "dev",
+    "heldout", "predict", "prediction"}
 _TRAINING = {"train", "training", "trn", "trainer"}
 # Words that leave a loss, or a gradient norm, that of the whole model.
-_NEUTRAL = _TRAINING | {
-    "total", "lm", "reduced", "global", "overall", "sum", "tok", "token", "per", "all", "raw", "main", "final", "model",
-    "combined", "mini", "batch", "minibatch", "step", "iter", "iteration", "current", "cur", "last", "metrics", "metric", "log",
-    "logs", "scalars", "scalar", "samples", "optim", "losses", "stats"}
-_PLAIN = _TRAINING | {"step", "iter", "iteration", "batch", "minibatch", "metrics", "metric", "log", "logs", "scalars", "scalar"}
+_NEUTRAL = _TRAINING | {"total", "lm", "reduced", "global", "overall", "sum", "tok", "token", "per", "all", "raw", "main",
+    "final", "model", "combined", "mini", "batch", "minibatch", "step", "iter", "iteration", "current", "cur", "last",
+    "metrics", "metric", "log", "logs", "scalars", "scalar", "samples", "optim", "losses", "stats"}
+_PLAIN = _TRAINING | {"step", "iter", "iteration", "batch", "minibatch", "metrics", "metric", "log", "logs", "scalars",
+    "scalar"}
 _NORM_NEUTRAL = _NEUTRAL | {"l2", "unscaled", "before", "pre", "unclipped", "clip", "clipping", "optimizer", "grads"}
-_SUMMARY = {"epoch", "avg", "average", "mean", "running", "smooth", "smoothed", "ema", "moving", "median", "rolling", "max", "min",
-            "std", "var", "accumulated", "cumulative", "window"}
+_SUMMARY = {"epoch", "avg", "average", "mean", "running", "smooth", "smoothed", "ema", "moving", "median", "rolling",
+    "max", "min", "std", "var", "accumulated", "cumulative", "window"}
 _BEST = {"best", "lowest", "highest"}
 _LOSSES = {"nll", "xent", "crossentropy"}
 _NO_LOSS = {"lossless", "gloss", "floss", "lossy"}
 _GRADIENTS = {"grad", "grads", "gradient", "gradients", "gnorm", "gradnorm"}
 _NORMS = {"norm", "norms", "gnorm", "gradnorm"}
 _SETTING_NORMS = {"max_grad_norm", "max_norm", "clip_norm", "grad_clip_norm", "clip_grad_norm", "max_gradient_norm",
-                  "gradient_clip_norm", "gradient_clip_val", "grad_clip", "clip_grad", "clip_value", "clip_threshold"}
+    "gradient_clip_norm", "gradient_clip_val", "grad_clip", "clip_grad", "clip_value", "clip_threshold"}
 _SCALED = {"loss", "grad", "scaler", "gradscaler", "amp", "dynamic", "cur", "current", "new", "attempted", "fp16"}
-_SETTINGS = {"weight", "weights", "coef", "coefficient", "coeff", "lambda", "factor", "threshold", "target", "window", "init",
-             "initial", "growth", "interval", "backoff", "hysteresis", "mult", "multiplier", "decay", "warmup", "eps", "since",
-             "tracker"}
-_UPDATES = {"step", "steps", "iter", "iters", "iteration", "iterations", "update", "updates", "batch", "batches", "optimizer",
-            "opt", "grad", "grads", "gradient", "gradients"}
+_SETTINGS = {"weight", "weights", "coef", "coefficient", "coeff", "lambda", "factor", "threshold", "target", "window",
+    "init", "initial", "growth", "interval", "backoff", "hysteresis", "mult", "multiplier", "decay", "warmup", "eps",
+    "since", "tracker"}
+_UPDATES = {"step", "steps", "iter", "iters", "iteration", "iterations", "update", "updates", "batch", "batches",
+    "optimizer", "opt", "grad", "grads", "gradient", "gradients"}
 _NOT_FINITE = {"nan", "nans", "inf", "infs", "naninf", "nonfinite", "infnan", "infinite"}
-_COUNTING = _NEUTRAL | _GRADIENTS | _UPDATES | {
-    "num", "number", "count", "counts", "of", "is", "has", "any", "detected", "n", "or", "and", "found", "check", "flag", "params",
-    "contains", "non", "finite", "cumulative", "cum", "isfinite", "are", "in"}
+_COUNTING = _NEUTRAL | _GRADIENTS | _UPDATES | {"num", "number", "count", "counts", "of", "is", "has", "any", "detected",
+    "n", "or", "and", "found", "check", "flag", "params", "contains", "non", "finite", "cumulative", "cum", "isfinite",
+    "are", "in"}
 _RUNNING = {"total", "cumulative", "cum", "accumulated", "sofar"}
-_TIMES = {"time", "times", "timing", "elapsed", "eta", "runtime", "duration", "timestamp", "date", "datetime", "remaining",
-          "latency", "wall", "clock", "seconds", "secs", "sec", "ms", "msec", "minutes", "hours", "walltime"}
+_TIMES = {"time", "times", "timing", "elapsed", "eta", "runtime", "duration", "timestamp", "date", "datetime",
+    "remaining", "latency", "wall", "clock", "seconds", "secs", "sec", "ms", "msec", "minutes", "hours", "walltime"}
 _UNITS = {"s", "in", "ms", "sec", "secs", "seconds", "us", "h", "hours", "min", "minutes", "process"}
 _QUANTISED = {"fp8", "mxfp8", "nvfp4", "fp4", "int8", "e4m3", "e5m2"}
-_RATES = {"throughput", "tflops", "tflop", "mfu", "hfu", "wps", "ups", "tps", "fps", "qps", "flops", "speed", "bandwidth", "tgs"}
+_RATES = {"throughput", "tflops", "tflop", "mfu", "hfu", "wps", "ups", "tps", "fps", "qps", "flops", "speed", "bandwidth",
+    "tgs"}
 _RATE = re.compile(r"(?i)/\s*s(ec(ond)?)?\b|\bs/it|per[_ ]?s(ec(ond)?)?(\b|_)")
-_MEMORY = {"memory", "mem", "gib", "mib", "gb", "mb", "vram", "ram", "reserved", "allocated", "utilization", "util", "power",
-           "temperature", "watts"}
-_COUNTS = {"samples", "tokens", "examples", "batches", "images", "sequences", "params", "parameters", "flos", "epochs", "steps",
-           "iterations", "iters", "size", "count", "seed", "rank", "ranks", "workers", "id", "index", "idx", "percentage", "percent",
-           "progress", "version", "line", "seq", "order", "gbs", "retries", "ooms", "patience"}
-_SCORES = {"acc", "accuracy", "ppl", "perplexity", "f1", "precision", "recall", "map", "map50", "ap", "ar", "ap50", "ap75", "iou",
-           "miou", "dice", "psnr", "ssim", "bleu", "rouge", "rouge1", "rougel", "wer", "cer", "auc", "auroc", "top1", "top5", "em",
-           "reward", "rewards", "score", "scores", "ratio", "fraction", "frac", "mae", "mse", "rmse", "r2", "fid", "bpb", "bpc",
-           "margin", "margins", "correct", "fitness", "f", "error"}
+_MEMORY = {"memory", "mem", "gib", "mib", "gb", "mb", "vram", "ram", "reserved", "allocated", "utilization", "util",
+    "power", "temperature", "watts"}
+_COUNTS = {"samples", "tokens", "examples", "batches", "images", "sequences", "params", "parameters", "flos", "epochs",
+    "steps", "iterations", "iters", "size", "count", "seed", "rank", "ranks", "workers", "id", "index", "idx",
+    "percentage", "percent", "progress", "version", "line", "seq", "order", "gbs", "retries", "ooms", "patience"}
+_SCORES = {"acc", "accuracy", "ppl", "perplexity", "f1", "precision", "recall", "map", "map50", "ap", "ar", "ap50",
+    "ap75", "iou", "miou", "dice", "psnr", "ssim", "bleu", "rouge", "rouge1", "rougel", "wer", "cer", "auc", "auroc",
+    "top1", "top5", "em", "reward", "rewards", "score", "scores", "ratio", "fraction", "frac", "mae", "mse", "rmse", "r2",
+    "fid", "bpb", "bpc", "margin", "margins", "correct", "fitness", "f", "error"}
 _NAMESPACES = {"time": "time", "times": "time", "timer": "time", "timers": "time", "timing": "time", "perf": "throughput",
                "performance": "throughput", "throughput": "throughput", "system": "memory", "hardware": "memory",
                "memory": "memory", "config": "setting", "args": "setting", "hparams": "setting", "hyperparameters": "setting"}
@@ -202,7 +204,8 @@ def is_step(name: str) -> bool:
     if key(first) in STEPS and re.match(r"(?i)\s*(max|total|num|n)[_ ]", rest):
         return True
     before, _, last = name.rpartition("/")
-    return key(name) in STEPS or key(last) in STEPS and last.isidentifier() and not any(map(_is_loss, words(before)))
+    return key(name) in STEPS or key(last) in STEPS and last.isidentifier() and not before[:1].isdigit() and (
+        not any(map(_is_loss, words(before))))
 
 
 def is_evaluation(text: str) -> bool:
@@ -276,7 +279,7 @@ def _evaluates(every: list[str], parts: list[list[str]]) -> bool:
 
 
 def _is_loss(word: str) -> bool:
-    return word not in _NO_LOSS and (word in _LOSSES or word.endswith(("loss", "losses")) or bool(re.fullmatch(r"loss\d+", word)))
+    return word not in _NO_LOSS and (word in _LOSSES or bool(re.fullmatch(r".*loss(es)?|loss\d+", word)))
 
 
 def _loss(parts: list[list[str]]) -> Meaning:
@@ -300,7 +303,7 @@ def _loss(parts: list[list[str]]) -> Meaning:
 
 def _norm(name: str, parts: list[list[str]]) -> Meaning | None:
     """A norm: of all gradients, or a further one ("param_norm", "grad_norm/layer0.weight")."""
-    tails = _SUMMARY | {"before", "after", "clip", "clipping", "clipped", "unclipped", "total", "step", "epoch", "raw", "pre", "post"}
+    tails = _SUMMARY | {"before", "after", "clip", "clipping", "clipped", "unclipped", "total", "step", "raw", "pre", "post"}
     for part in parts:
         at = max((i for i, word in enumerate(part) if word in _NORMS), default=None)
         if at is None or not all(word in tails or word.isdigit() for word in part[at + 1:]):
@@ -347,8 +350,7 @@ def _speed_or_time(name: str, every: list[str], parts: list[list[str]]) -> str |
         bare.pop()
     if found & _RATES or _RATE.search(name) or {"per", "second"} <= found or {"per", "sec"} <= found:
         return "throughput"
-    if bare and bare[-1] in _TIMES or found & {"elapsed", "eta", "timestamp", "runtime", "walltime"} or bare[:2] == ["wall", "time"] \
-            or bare[:1] == ["elapsed"]:
+    if bare and bare[-1] in _TIMES or found & {"elapsed", "eta", "timestamp", "runtime", "walltime"}:
         return "time"
     if len(parts) > 1 and len(parts[0]) == 1 and parts[0][0] in _NAMESPACES:
         return _NAMESPACES[parts[0][0]]

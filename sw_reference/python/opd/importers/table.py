@@ -18,9 +18,9 @@ import math
 import re
 
 from opd.importers import cells, csv_rows, json_rows
-from opd.importers.names import (BLAND, EPOCHS, KINDS, MAGNITUDES, Meaning, METRIC_NAMES, METRIC_VALUES, NO_OPERATOR, PHASES, PROBE_NAMES,
-                                 PROBE_PARTS, RUNS, STATISTIC_OF, STEPS, format_of, is_evaluation, is_step, key, kind_of, meaning,
-                                 split_statistic, words)
+from opd.importers.names import (BLAND, EPOCHS, KINDS, MAGNITUDES, METRIC_NAMES, METRIC_VALUES, NO_OPERATOR, PHASES,
+                                 PROBE_NAMES, PROBE_PARTS, RUNS, STATISTIC_OF, STEPS, Meaning, format_of, is_evaluation,
+                                 is_step, key, kind_of, meaning, split_statistic, words)
 from opd.importers.metrics import (FLAGS, SCALARS, UNKNOWN, Choice, check_scalars, choose, probe_kind, read_series, row_values,
                                    tell, tensor_stat, told_at)
 from opd.importers.run import ImportedRun, Stat, Step, listed
@@ -46,7 +46,7 @@ class Csv:
     def sniff(source: Source) -> int:
         """1 for a header with a known column, 0 for anything else."""
         header = csv_rows.header_of(source)
-        return int(header is not None and (csv_rows.is_known(header) or
+        return int(header is not None and (csv_rows.is_known(source, header) or
                                            source.path.lower().endswith((".csv", ".tsv", ".csv.gz"))))
 
     @staticmethod
@@ -67,7 +67,7 @@ class Jsonl:
 
     @staticmethod
     def sniff(source: Source) -> float:
-        """2 for trainer_state.json, 1.5 for rows of metrics, 1 for other objects line by line or in an array, 0 for anything else."""
+        """2 for trainer_state.json, 1.5 for rows of metrics, 1 for other objects line by line or in an array, else 0."""
         return json_rows.is_rows(source)
 
     @staticmethod
@@ -128,7 +128,8 @@ def _parts(table: _Table) -> dict[str, _Table]:
         name = ".".join((key(c) if str(row.get(c) or "").isdigit() else "") + str(row.get(c) or "") for c in chosen)
         rows.setdefault(name, []).append((line, row))
     columns = [c for c in table.columns if c not in keys]
-    return {name: _Table(table.source, columns, part, table.decimal_comma, table.nulls_are_told) for name, part in rows.items()}
+    return {name: _Table(table.source, columns, part, table.decimal_comma, table.nulls_are_told)
+            for name, part in rows.items()}
 
 
 def _read_run(source: Source, run: ImportedRun, table: _Table, name: str) -> None:
@@ -161,7 +162,8 @@ def _metric_of_file(source: Source, run: ImportedRun) -> str:
 class _Table:
     """Rows of cells by column. nulls_are_told: an absent value is absent, so that null says something."""
 
-    def __init__(self, source: Source, columns: list[str], rows: list, decimal_comma: bool = False, nulls_are_told: bool = False):
+    def __init__(self, source: Source, columns: list[str], rows: list, decimal_comma: bool = False,
+                 nulls_are_told: bool = False):
         self.source, self.columns, self.rows = source, columns, rows
         self.decimal_comma, self.nulls_are_told = decimal_comma, nulls_are_told
         self.keys: dict[str, str] = {}
@@ -185,7 +187,8 @@ class _Table:
         try:
             return (cells.flag if meaning(column).what in FLAGS else self._number)(cell)
         except ValueError:
-            self.source.fail(line, f"{column}: {quoted(str(cell))} is not a number", "correct the value, or leave the cell empty")
+            self.source.fail(line, f"{column}: {quoted(str(cell))} is not a number",
+                             "correct the value, or leave the cell empty")
 
     def _number(self, cell) -> float | None:
         return cells.number(cell, self.decimal_comma)
@@ -336,7 +339,8 @@ class _Table:
             if value is not None:
                 series.setdefault(name, []).append((number, line, value))
         if self.step is None:
-            run.assumptions.append(f"no column is the step: {'the epoch is' if self.epoch else 'the rows of a metric are counted from 0'}")
+            instead = "the epoch is" if self.epoch else "the rows of a metric are counted from 0"
+            run.assumptions.append(f"no column is the step: {instead}")
         if texts:
             run.assumptions.append(f"{texts} values that are no number left out")
         begin = len(run.steps)
@@ -368,7 +372,8 @@ class _Table:
         phases = [c for c in self.columns if key(c) in PHASES and self.column(c)[1]]
         aside = {at for at, (_, row) in enumerate(self.rows) if any(is_evaluation(str(row.get(c) or "")) for c in phases)}
         kinds = [c for c in phases if key(c) in KINDS]
-        events = {at for at, (_, row) in enumerate(self.rows) if any(_OVERFLOW & set(words(str(row.get(c) or ""))) for c in kinds)}
+        events = {at for at, (_, row) in enumerate(self.rows)
+                  if any(_OVERFLOW & set(words(str(row.get(c) or ""))) for c in kinds)}
         named = {self.step, self.epoch, *phases}
         names = [c for c in self.columns if c not in named and not (is_step(c) and self.step is not None)]
         points = {c: [(at, v) for at, v in numbers if at not in aside] for c in names if (numbers := self.column(c)[0])}
@@ -382,7 +387,7 @@ class _Table:
                      or why in NO_OPERATOR and _MODULE_PATH.search(c)]
             for column in plain:
                 del choice.left[column]
-        unreadable = [c for c in names if not self.column(c)[0] and meaning(c).what in ("loss", "grad_norm") and meaning(c).is_whole]
+        unreadable = [c for c in names if not self.column(c)[0] and meaning(c).is_whole and meaning(c).what not in choice.scalars]
         for column in (*choice.used, *plain, *taken, *unreadable):
             for line, text in self.column(column)[1][:1]:
                 self.number(line, column, text)
@@ -506,7 +511,8 @@ class _Table:
         for column in self.columns:
             if column in used and key(column) not in PHASES:
                 continue
-            suspects = [(line, text) for line, text in self.column(column)[1] if len(text) <= _LONGEST_TEXT and _SUSPECT.search(text)]
+            suspects = [(line, text) for line, text in self.column(column)[1]
+                        if len(text) <= _LONGEST_TEXT and _SUSPECT.search(text)]
             if key(column) in KINDS and column in used:
                 suspects = [(line, text) for line, text in suspects if not _OVERFLOW & set(words(text))]
             if suspects:
@@ -525,9 +531,9 @@ class _Table:
                 run.not_understood(self.rows[bad[0][0]][0], f"{column} is {bad[0][1]:g}{more} (a row of an evaluation)")
 
     def _check_missing(self, run: ImportedRun, choice: Choice, aside: set[int], events: set[int]) -> None:
-        """Notes a loss or gradient norm that is missing where it is due: many writers have no NaN and leave the value out. A loss
-        is due beside a gradient norm, and in a row without any other number; null, beside a loss scale or learning rate too. An
-        overflow explains it: such a step has no loss in Megatron's logs."""
+        """Notes a loss or gradient norm that is missing where it is due: many writers have no NaN and leave the value out. A
+        loss is due beside a gradient norm, and in a row without any other number; null, beside a loss scale or learning rate
+        too. An overflow explains it: such a step has no loss in Megatron's logs."""
         training = [choice.scalars[what] for what in ("loss", "grad_norm", "loss_scale", "lr") if what in choice.scalars]
         others = [c for c in self.columns if c not in training and self.column(c)[0] and c not in (self.step, self.epoch)
                   and meaning(c).what not in (*BLAND, "step", "epoch")]
@@ -537,10 +543,13 @@ class _Table:
                 continue
             places = []
             for at, (_, row) in enumerate(self.rows):
-                if at in aside or at in events or not cells.is_missing(row.get(column)) or self.nulls_are_told and column not in row:
+                if at in aside or at in events or not cells.is_missing(row.get(column)):
+                    continue
+                if self.nulls_are_told and column not in row:
                     continue
                 beside = [c for c in training if c != column and not cells.is_missing(row.get(c))]
-                is_alone = not beside and not cells.is_missing(row.get(self.step or self.epoch)) and all(cells.is_missing(row.get(c)) for c in others)
+                is_alone = not beside and not cells.is_missing(row.get(self.step or self.epoch)) and all(
+                    cells.is_missing(row.get(c)) for c in others)
                 is_due = bool(beside) if self.nulls_are_told else what == "loss" and choice.scalars.get("grad_norm") in beside
                 if is_due or what == "loss" and is_alone:
                     places.append(at)
@@ -553,8 +562,8 @@ class _Table:
         known = [f"{name} ({what})" for name in names if (what := meaning(name).what)]
         recognised = f"; recognised: {listed(known)}" if known else ""
         wanted = "" if self.step else "step, "
-        self.source.fail(self.rows[0][0], f"no column is a {wanted}probe name, layer, loss, gradient norm, loss scale or overflow flag "
-                         f"with a value{recognised}", "name the columns as docs/importing.md says")
+        self.source.fail(self.rows[0][0], f"no column is a {wanted}probe name, layer, loss, gradient norm, loss scale or overflow "
+                         f"flag with a value{recognised}", "name the columns as docs/importing.md says")
 
     # --- probes of a long table ---
 

@@ -56,8 +56,8 @@ def read(source: Source) -> ImportedRun:
                 stat, count = _buckets(numbers, number)
             else:
                 if numbers is not None and not np.isfinite(numbers.astype(np.float64)).all() and value.tag not in others:
-                    run.not_understood(None, f"{value.tag} at step {event.step}, record {number}: not finite, in a tensor that is "
-                                             "left out")
+                    where = f"{value.tag} at step {event.step}, record {number}"
+                    run.not_understood(None, f"{where}: not finite, in a tensor that is left out")
                 others[value.tag] = None
                 continue
             if count:
