@@ -445,7 +445,7 @@ int run(int argc, char** argv) {
   std::vector<fs::path> info_files;
   CLI::App* info_command =
       app.add_subcommand("info", "Say what a trace, or the journal of a capture, holds");
-  info_command->add_option("traces", info_files, "Trace files, folders, journals")->required();
+  info_command->add_option("traces", info_files, "Trace files, folders or journals")->required();
 
   CLI::App* registers_command =
       app.add_subcommand("registers", "List the device's registers with their reset values");

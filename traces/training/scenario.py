@@ -6,6 +6,7 @@
     expect = "gradual"               # class that the runs must turn out to have
     tuning = [1]                     # seeds of the runs, by split
     held-out = [2]
+    turned_out = { 2 = "near-limit" }  # class of a seed that turned out otherwise; it is kept all the same
     lr = 6e-2                        # settings of the training (class Training) or of the model (its class Settings)
     qk_scale = false
     fault = { kind = "repeat-token", step = 200 }  # faults.py
@@ -107,6 +108,7 @@ class Scenario:
     seed_in_name: bool                 # of the runs; the only run of a scenario has the scenario's name
     training: Training
     model_settings: typing.Any
+    turned_out: dict[int, str] = dataclasses.field(default_factory=dict)  # class of seeds that are not as `expect` says
     incident: str = "forward"          # which values count as incident, one of INCIDENTS: labels.py
     sane_lr: float | None = None       # of a run that is put under stress: learning rate of a sane one
     fault: Fault | None = None
@@ -122,6 +124,10 @@ class Scenario:
         """Name of the run, split, seed."""
         return [(f"{self.name}-{seed}" if self.seed_in_name else self.name, split, seed)
                 for split in SPLITS for seed in self.seeds.get(split, ())]
+
+    def expected(self, seed: int) -> str:
+        """Class of the run of a seed."""
+        return self.turned_out.get(seed, self.expect)
 
     def with_seeds(self, seeds: tuple[int, ...]) -> Scenario:
         """The scenario with runs of these seeds. Runs that it has already keep name and split; further ones are for tuning.
@@ -201,6 +207,7 @@ def _scenario(name: str, table) -> Scenario:
         if not isinstance(values, list):
             raise InputError(f"{split}: {values!r} is no list of seeds; give [SEED, ...]")
     seeds = {split: tuple(values) for split, values in seeds.items()}
+    turned_out = _turned_out(table.pop("turned_out", {}), {str(seed): seed for values in seeds.values() for seed in values})
     incident = table.pop("incident", INCIDENTS[0])
     if incident not in INCIDENTS:
         raise InputError(f"incident: {incident!r} is unknown; use one of {', '.join(INCIDENTS)}")
@@ -218,10 +225,23 @@ def _scenario(name: str, table) -> Scenario:
             table[key] = float(value)
         elif type(value) is not types[key]:
             raise InputError(f"setting {key}: {value!r} is not a value of type {types[key].__name__}; correct it")
-    return Scenario(**fixed, seeds=seeds, seed_in_name=sum(map(len, seeds.values())) > 1, incident=incident, sane_lr=sane_lr,
+    return Scenario(**fixed, seeds=seeds, seed_in_name=sum(map(len, seeds.values())) > 1, turned_out=turned_out,
+                    incident=incident, sane_lr=sane_lr,
                     training=_replace(Training(), table), model_settings=_replace(KINDS[model].settings(), table),
                     fault=None if fault is None else _table(Fault, "fault", fault),
                     raw=None if raw is None else _table(Raw, "raw", raw))
+
+
+def _turned_out(classes, seeds: dict[str, int]) -> dict[int, str]:
+    """Classes by seed. seeds: those of the scenario, by their text."""
+    if not isinstance(classes, dict):
+        raise InputError(f"turned_out: {classes!r} is not a table; write {{ SEED = \"CLASS\", ... }}")
+    for seed, name in classes.items():
+        if seed not in seeds:
+            raise InputError(f"turned_out: {seed} is no seed of this scenario; use one of {', '.join(seeds)}")
+        if name not in LABELS:
+            raise InputError(f"turned_out: {name!r} is no class; use one of {', '.join(LABELS)}")
+    return {seeds[seed]: name for seed, name in classes.items()}
 
 
 def _table(kind: type, key: str, values):

@@ -103,9 +103,9 @@ def main(arguments: list[str] | None = None) -> int:
                 file = folder / f"{name}.safetensors"
                 trace, found = train(scenario, name, seed, text, file, command, report)
                 record(folder, file.name, trace, found, split)
-                as_expected = found.name == scenario.expect
+                as_expected = found.name == scenario.expected(seed)
                 unexpected += not as_expected
-                remark = "" if as_expected else f", not {scenario.expect} as expected"
+                remark = "" if as_expected else f", not {scenario.expected(seed)} as expected"
                 print(f"{file}: {found.name}{remark}: {found.decided}", flush=True)
     except (CaptureError, ValueError) as error:  # InputError, DataError and TraceError are ValueErrors
         print(f"train: {error}", file=sys.stderr)

@@ -64,7 +64,8 @@ py::tuple run(const Array<std::uint32_t>& step, const Array<std::uint8_t>& forma
               const Array<std::uint32_t>& element_count, const Array<std::uint32_t>& max_mag,
               const Array<std::uint32_t>& nonfinite, const Array<std::uint32_t>& saturated,
               const Array<std::int8_t>& scale_log2, const Array<bool>& learning_rate_changes,
-              const std::map<std::string, double>& settings) {
+              const std::map<std::string, double>& settings, bool forecast_engine,
+              bool published_engine) {
   if (max_mag.ndim() != 2) fail("max_mag: is not [steps, probes]");
   const py::ssize_t steps = max_mag.shape(0), probes = max_mag.shape(1);
   if (probes < 1 || probes > 65536) fail("max_mag: has not 1..65536 probes");
@@ -78,6 +79,8 @@ py::tuple run(const Array<std::uint32_t>& step, const Array<std::uint8_t>& forma
 
   opd::DeviceParameters parameters;
   parameters.num_ops = static_cast<unsigned>(probes);
+  parameters.forecast_engine = forecast_engine;
+  parameters.published_engine = published_engine;
   opd::ref::CpuReference reference(parameters, config_of(settings));
   py::array_t<opd::OpRecord> records({steps, probes});
   py::array_t<double> z({steps, probes});
@@ -134,7 +137,8 @@ PYBIND11_MODULE(_reference, module) {
   module.def("run", &run, py::arg("step"), py::arg("format"), py::arg("element_count"),
              py::arg("max_mag"), py::arg("nonfinite"), py::arg("saturated"), py::arg("scale_log2"),
              py::arg("learning_rate_changes"), py::arg("config") = std::map<std::string, double>{},
-             R"(Runs the reference over a trace, both engines present.
+             py::arg("forecast_engine") = true, py::arg("published_engine") = true,
+             R"(Runs the reference over a trace, with the engines that are present, one at least.
 
 step uint32 [S], format uint8 [P] (Format codes), element_count uint32 [P]; max_mag, nonfinite,
 saturated uint32 [S, P]; scale_log2 int8 [S, P]; learning_rate_changes bool [S]: announced before

@@ -2,7 +2,7 @@
 import time
 
 
-def torch_abs_max(size: int, repeats: int = 3) -> float:
+def torch_abs_max(size: int, repeats: int = 5) -> float:
     """Best time in seconds of `tensor.abs().max()` over `size` bytes of half elements, one thread.
 
     Returns -1.0 when PyTorch is not installed.

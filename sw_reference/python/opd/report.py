@@ -341,16 +341,25 @@ def _spread_cycles(spread: dict) -> str:
     return f"{low:.0f}" if low == high else f"{low:.0f}..{high:.0f}"
 
 
-def _overhead_row(entry: dict, figures: dict) -> list[str]:
-    """One path of one trace: path, basis, reaction, worst, stall cycles, bytes re-read, operations, time per step, energy, run time."""
-    path = _text(figures["path"])
+def _mapped_clock(summary: dict) -> float | None:
+    """Slowest path of the mapped device in nanoseconds; None where the summary has no synthesis figures."""
+    synthesis = summary.get("synthesis")
+    return synthesis["parts"]["opd_top"]["critical_path_ns"] if synthesis else None
+
+
+def _overhead_row(entry: dict, figures: dict, clock: float | None) -> list[str]:
+    """One path of one trace: path, basis, reaction, worst, stall cycles, bytes re-read, operations, time per step, energy, run time.
+
+    clock: nanoseconds of one cycle, None when no clock is known: then cycles have no time."""
+    path = _text(figures["path"]) + ("" if figures["ran"] else ' <b class="unit">not run</b>')
     basis = figures["reaction"]["basis"]
     reaction = worst = DASH
     if basis == "counted":
         ways = [(name, figures["reaction"][key]) for name, key, ops in (
             ("tap", "cycles", "operators_raw"), ("sideband", "sideband_cycles", "operators_statistic")) if entry[ops] and figures["reaction"][key]]
         reaction = "<br>".join(f"{name} {_spread_cycles(spread)} cycles" for name, spread in ways) or DASH
-        worst = "<br>".join(_time(spread["maximum"]) for _, spread in ways) or DASH
+        if clock is not None:
+            worst = "<br>".join(f"{_time(spread['maximum'] * clock)} <span class=\"unit\">mapped clock</span>" for _, spread in ways) or DASH
     elif basis == "modelled":
         reaction = _time(figures["reaction"]["nanoseconds"])
     elif basis == "measured" and figures["reaction"]["nanoseconds"]:
@@ -367,10 +376,11 @@ def _overhead_row(entry: dict, figures: dict) -> list[str]:
 
 def _overhead(summary: dict) -> str:
     rows, models, unseen = [], {}, []
+    clock = _mapped_clock(summary)
     for entry in summary["traces"]:
         for position, figures in enumerate(entry["reaction_and_overhead"]):
             rows.append(("first" if position == 0 else "",
-                         [_text(entry["name"]) if position == 0 else "", *_overhead_row(entry, figures)]))
+                         [_text(entry["name"]) if position == 0 else "", *_overhead_row(entry, figures, clock)]))
             if figures["reaction"]["basis"] == "modelled":
                 assumptions = {key: value for key, value in figures["reaction"]["assumptions"].items() if key != "bytes_per_operator"}
                 models[json.dumps(assumptions, sort_keys=True)] = assumptions
@@ -380,12 +390,15 @@ def _overhead(summary: dict) -> str:
     notes = ["<i>Reaction</i>: from an operator's last element to the new value of its mode register. <i>Bytes re-read</i>: element "
              "bytes that the path reads a second time. <i>Run time</i>: of the path itself, simulators included, on this machine.",
              "<i>counted</i>: clock cycles of the simulated device, from the edge that samples the last beat to the first edge "
-             "that can use the new mode; in time at an assumed clock of 1&nbsp;GHz.",
+             "that can use the new mode. " +
+             (f"In time at the mapped clock: the slowest path of the netlist below, {clock:.1f}&nbsp;ns (180&nbsp;nm, without wires). No "
+              "faster clock has been mapped, so this is no figure for a modern process." if clock is not None else
+              "Without synthesis figures no clock is known, and cycles have no time."),
              "<i>annotated</i>: the loosely timed model states its delay and measures none.",
              "<i>measured</i>: wall time on this machine for statistic, detection and decision of one operator (median, "
              "99th percentile)."]
     for a in models.values():
-        notes.append("<i>modelled</i>: computed, <b>not measured</b>, from these assumptions: kernel launch and "
+        notes.append("<i>modelled</i>: a GPU without the unit. That path <b>did not run</b>: computed, <b>not measured</b>, from these assumptions: kernel launch and "
                      f"synchronisation {a['launch_and_synchronise_us']}&nbsp;&micro;s, host decision "
                      f"{a['host_decision_us']}&nbsp;&micro;s, register write {a['register_write_us']}&nbsp;&micro;s, memory "
                      f"{a['bandwidth_bytes_per_us'] / 1e6:g}&nbsp;TB/s. Sources: <code>docs/metrics.md</code>.")

@@ -21,8 +21,10 @@ from opd.evaluate.corpus import CorpusError, Label, Run, find_traces, load, read
 from opd.evaluate.detector import Detector, Samples
 from opd.evaluate.figures import clopper_pearson, per_1000, quantile, quantile_interval, rate_interval, summarise
 from opd.evaluate.goals import GOALS, reached
+from opd.evaluate.incident import first_bad
 from opd.evaluate.limits import NonfiniteOnly
-from opd.evaluate.metrics import Count, Upstream, assess, event_step, first_incident, first_nonfinite
+from opd.evaluate.matched import RATES
+from opd.evaluate.metrics import Count, Facts, Upstream, assess, first_incident
 from opd.evaluate.reference import ReferenceMissing, module
 from opd.evaluate.tables import per_run, text
 from opd.trace import Probe, Trace
@@ -77,7 +79,7 @@ def run_of(trace, split="held-out", **changes) -> Run:
 
 
 def result_of(trace, **changes):
-    return assess(Planted(), run_of(trace, **changes), Samples.of(trace))
+    return assess(Planted(), Facts.of(run_of(trace, **changes)))
 
 
 # --- lead and recall -------------------------------------------------------------------------------------------------------
@@ -111,15 +113,15 @@ def test_the_first_incident_is_the_one_the_label_names():
     kinds = ["gradient", "activation", "activation"]
     trace = planted_trace(100, [], [(20, 0), (40, 2), (50, 1)], probes=3, label="gradual", kinds=kinds)
     assert first_incident(run_of(trace, kind="near-limit"), np.array([20, 50, 40])) is None
-    bad = first_nonfinite(Samples.of(trace))
+    bad = first_bad(Samples.of(trace).bad)
     assert bad.tolist() == [20, 50, 40]
     assert first_incident(run_of(trace), bad) == 2
     assert first_incident(run_of(trace, first_bad_op="op1", first_bad_step=50), bad) == 1
     assert first_incident(run_of(trace, first_bad_op=None, first_bad_step=None), bad) == 2  # the earliest activation
     gradients = planted_trace(100, [], [(20, 0)], probes=1, label="data", kinds=["gradient"])
-    assert first_incident(run_of(gradients), first_nonfinite(Samples.of(gradients))) == 0
+    assert first_incident(run_of(gradients), first_bad(Samples.of(gradients).bad)) == 0
     clean = planted_trace(10)
-    assert first_incident(run_of(clean), first_nonfinite(Samples.of(clean))) is None
+    assert first_incident(run_of(clean), first_bad(Samples.of(clean).bad)) is None
 
 
 def test_a_clean_run_has_no_incident_to_detect():
@@ -148,7 +150,7 @@ def test_upstream_counts_alarms_and_no_nonfinite_values():
     # Gradient 0 is non-finite in the step of the incident: its sample is no alarm, whatever its finite elements were.
     trace = planted_trace(300, [(200, 0)], [(200, 0), (200, 1)], label="sudden", kinds=["gradient", "activation"])
     assert result_of(trace).upstream == Upstream(None, None, 0.0)
-    assert assess(NonfiniteOnly(), run_of(trace), Samples.of(trace)).upstream == Upstream(None, None, 0.0)
+    assert assess(NonfiniteOnly(), Facts.of(run_of(trace))).upstream == Upstream(None, None, 0.0)
     assert result_of(planted_trace(300, label="data")).upstream is None  # no incident
     # By chance: of the samples from 32 on that are more than 128 steps before, here 32..71, four have an upstream alarm.
     alarms = [(0, 0), (31, 0), (32, 0), (40, 1), (40, 0), (50, 0), (71, 1), (72, 0), (199, 0), (60, 2)]
@@ -179,13 +181,13 @@ def test_the_log_of_a_run_by_hand():
 def test_an_event_needs_no_nonfinite_value():
     trace = planted_trace(300, [(90, 0), (100, 1)], label="data")
     run = run_of(trace, event_step=100)
-    log = assess(Planted(), run, Samples.of(trace)).log
+    log = assess(Planted(), Facts.of(run)).log
     assert (log.before.op, log.before.step, log.same_step.op) == (0, 90, 1)
-    assert event_step(run, Samples.of(trace), first_nonfinite(Samples.of(trace))) == 100
+    assert Facts.of(run).event == 100
     bad = planted_trace(300, [(100, 1)], [(200, 1)], label="sudden")  # what the label says goes before the incident
-    assert event_step(run_of(bad, event_step=100), Samples.of(bad), first_nonfinite(Samples.of(bad))) == 100
-    assert assess(Planted(), run_of(bad, event_step=100), Samples.of(bad)).log.same_step.op == 1
-    assert event_step(run_of(bad), Samples.of(bad), first_nonfinite(Samples.of(bad))) == 200
+    assert Facts.of(run_of(bad, event_step=100)).event == 100
+    assert result_of(bad, event_step=100).log.same_step.op == 1
+    assert Facts.of(run_of(bad)).event == 200
 
 
 def test_a_rule_without_enough_samples_has_no_verdict():
@@ -194,7 +196,7 @@ def test_a_rule_without_enough_samples_has_no_verdict():
 
     def has_verdict(steps, bad=()):
         trace = planted_trace(steps, [], bad, label="data")
-        return assess(Patient(), run_of(trace), Samples.of(trace)).log.has_verdict
+        return assess(Patient(), Facts.of(run_of(trace))).log.has_verdict
 
     assert not has_verdict(20) and has_verdict(21)
     assert has_verdict(40, [(10, 0)]) and not has_verdict(40, [(10, 0), (20, 1)])  # before the first non-finite value
@@ -222,7 +224,11 @@ def test_alarms_before_an_incident_are_warnings():
 
 def test_sweep_by_hand():
     trace = planted_trace(300, [(100, 0), (199, 1)], [(200, 1)], strong=[(101, 0)], label="gradual")
-    assert result_of(trace).sweep == [(True, Count(2, 40 + 268)), (False, Count(1, 40 + 268)), (False, Count(0, 40 + 268))]
+    found = [(at.lead, at.false_alarms, at.warm_up, at.upstream) for at in result_of(trace).sweep]
+    judged, early, silent = 40 + 268, Count(0, 64), Upstream(None, None, 0.0)
+    # Of the 40 steps from 32 on that are more than 128 before the incident, the upstream operator alarms in none: 100 is later.
+    assert found == [(1, Count(2, judged), early, silent), (0, Count(1, judged), early, silent),
+                     (0, Count(0, judged), early, silent)]
 
 
 # --- figures over runs -----------------------------------------------------------------------------------------------------
@@ -273,7 +279,7 @@ def test_a_summary_by_hand():
     assert (entry["incidents"], entry["detected"]) == (3, 2) and entry["recall"] == 2 / 3
     assert entry["recall_interval"] == clopper_pearson(2, 3)
     assert {kind: (value["detected"], value["incidents"]) for kind, value in entry["recall_by_class"].items()} == {
-        "gradual": (2, 2), "sudden": (0, 1), "injected": (0, 0), "data": (0, 0)}
+        "gradual": (2, 2), "sudden": (0, 1), "saturating": (0, 0), "injected": (0, 0), "data": (0, 0)}
     nothing = entry["recall_by_class"]["injected"]
     assert (nothing["incidents"], nothing["detected"], nothing["recall"], nothing["lead_median"]) == (0, 0, None, None)
     gradual, sudden = entry["recall_by_class"]["gradual"], entry["recall_by_class"]["sudden"]
@@ -310,16 +316,22 @@ def test_figures_of_the_upstream_and_the_goals_by_hand():
     assert sudden["upstream_operators_median"] == 1 and math.isclose(sudden["upstream_by_chance"], (0 + 0 + 1 / 40) / 3)
     assert entry["upstream_same_step"] == 2 / 4
     goals = reached([entry, summarise(Planted(), [], "held-out", 1)], "planted")
-    assert [(goal["measured"], goal["reached"]) for goal in goals[:6]] == [
-        (1.0, True), (10, False), (10, True), (1000 / 2064, False), (None, None), (2 / 3, True)]
-    assert [goal["interval"] for goal in goals[:6]] == [clopper_pearson(1, 1), None, None, None, None, clopper_pearson(2, 3)]
-    assert [goal["split"] for goal in goals] == ["tuning"] * 6 + ["held-out"] * 6
-    assert all(goal["reached"] is None and goal["measured"] is None for goal in goals[6:])
+    number = len(GOALS)
+    assert [(goal["measured"], goal["reached"]) for goal in goals[:number]] == [
+        (1.0, True), (clopper_pearson(1, 1)[0], False), (10, False), (10, False), (0.0, False), (2 / 3, False),
+        (1000 / 2064, False), (None, None), (None, None)]
+    assert [goal["interval"] for goal in goals[:number]] == [
+        clopper_pearson(1, 1), None, None, None, clopper_pearson(0, 3), clopper_pearson(2, 3), None, None, None]
+    assert [goal["split"] for goal in goals] == ["tuning"] * number + ["held-out"] * number
+    assert all(goal["reached"] is None and goal["measured"] is None for goal in goals[number:])
     assert reached([entry], "another") == []
-    edge = summarise(Planted(), [result_of(planted_trace(1032, [(s, s % 2) for s in (500, 501, 502, 503, 504, 505)],
-                                                         name="n1", label="near-limit"))], "tuning", 1)
-    near_limit = reached([edge], "planted")[4]
-    assert near_limit["measured"] == near_limit["goal"] == 3 and near_limit["reached"]  # at most: the goal itself is reached
+    quiet = [planted_trace(1032, [(500, 0)] * (name == "n1"), name=name, label=label)  # 1 of 2000, and 1 of 2064 samples
+             for name, label in (("n1", "near-limit"), ("n2", "stressed"))]
+    edge = reached([summarise(Planted(), [result_of(trace) for trace in quiet], "tuning", 1)], "planted")
+    assert [(goal["measured"], goal["reached"]) for goal in edge[-2:]] == [(0.0, True), (0.5, True)]
+    four = planted_trace(2532, [(s, 0) for s in (500, 501, 502, 503)], name="n1", label="near-limit")  # 4 of 5000
+    near_limit = reached([summarise(Planted(), [result_of(four)], "tuning", 1)], "planted")[-1]
+    assert near_limit["measured"] == near_limit["goal"] == 0.8 and near_limit["reached"]  # at most: the goal itself is reached
 
 
 def test_the_table_of_goals_in_the_documentation_is_that_of_the_code():
@@ -369,7 +381,16 @@ def test_labels_come_from_the_file_else_from_the_trace(folder):
     (GOOD + 'event_step = "9"', "runs.run.event_step", "has the wrong type"),
     (GOOD.replace('"op1"', '"op9"'), "runs.run.first_bad_op", "is no probe of the trace"),
     (GOOD.replace("200", "201"), "runs.run.first_bad_step", "its first non-finite value is at step 200"),
-    (GOOD.replace('"op1"', '"op0"'), "runs.run.first_bad_step", "it never goes non-finite"),
+    (GOOD.replace('"op1"', '"op0"'), "runs.run.first_bad_step", "it never holds a non-finite value"),
+    (GOOD.replace('"gradual"', '"unknown"'), "runs.run.first_bad_op", "but the class is unknown"),
+    (GOOD + 'incident = "some"', "runs.run.incident", "'some' is not known"),
+    (GOOD + 'incident = "none"', "runs.run.incident", "but the class is gradual"),
+    (GOOD.replace('"gradual"', '"data"') + 'incident = "none"', "runs.run.incident", "but first_bad_op is given"),
+    ('[runs.run]\nclass = "data"\nsplit = "tuning"\ndecided = "x"\nincident = "none"\n', "runs.run.incident",
+     "none, but op1 is non-finite at step 200"),
+    ('[runs.run]\nclass = "unknown"\nsplit = "tuning"\ndecided = "x"\n', "runs.run.class", "op1 is non-finite at step 200"),
+    ('[runs.run]\nclass = "stressed"\nsplit = "tuning"\ndecided = "x"\n', "runs.run.class", "op1 is non-finite at step 200"),
+    (GOOD.replace('"gradual"', '"saturating"'), "runs.run.class", "no activation holds a clipped value (the trace has no co"),
     ('[runs.run]\nclass = "near-limit"\nsplit = "tuning"\ndecided = "x"\n', "runs.run.class", "op1 is non-finite at step 200"),
     (GOOD + GOOD.replace("runs.run", "runs.ruin"), "runs.ruin", "is the name of no trace"),
 ])
@@ -453,30 +474,39 @@ INCIDENTS = {"incidents": int, "detected": int, "recall": RATE, "recall_interval
              "lead_p10": (int, type(None)), "lead_p10_interval": PAIR,
              "upstream_same_step": RATE, "upstream_same_step_events": int, "upstream_same_step_interval": PAIR,
              "upstream_operators_median": (int, type(None)), "upstream_by_chance": RATE}
+def rates(*names: str) -> dict:
+    return {key: kind for what in names for key, kind in ((f"false_alarms_{what}_per_1000", RATE),
+                                                         (f"false_alarms_{what}_interval", PAIR), (f"probe_steps_{what}", int))}
+
+
+QUIET = rates("healthy", "healthy_with_warm_up", "stressed", "stressed_with_warm_up", "near_limit", "warm_up")
+OF_CLASS = {**INCIDENTS, "incidents_without_operator": int, **rates("before_incident", "before_own_alarm")}
 ENTRY = {"name": str, "split": str, "source": str, "settings": dict, "unit": str, "threshold": float,
-         **INCIDENTS, "recall_by_class": dict, "operators": int, "operators_detected": int,
-         "false_alarms_healthy_per_1000": RATE, "false_alarms_healthy_interval": PAIR, "probe_steps_healthy": int,
-         "false_alarms_near_limit_per_1000": RATE, "false_alarms_near_limit_interval": PAIR, "probe_steps_near_limit": int,
-         "false_alarms_warm_up_per_1000": RATE, "false_alarms_warm_up_interval": PAIR, "probe_steps_warm_up": int,
-         "false_alarms_healthy_with_warm_up_per_1000": RATE, "false_alarms_healthy_with_warm_up_interval": PAIR,
-         "probe_steps_healthy_with_warm_up": int,
+         **OF_CLASS, "recall_by_class": dict, "operators": int, "operators_detected": int,
+         "gradient_overflows": int, "gradient_overflows_forecast": int, "gradient_overflows_share": RATE,
+         "gradient_overflows_interval": PAIR, **QUIET,
          "state_bits": int, "operations": int, "operations_by_kind": dict, "roc": list}
 RUN = {"name": str, "file": str, "class": str, "split": str, "label_from": str, "decided": str, "steps": int, "probes": int,
-       "first_incident": (dict, type(None)), "event_step": (int, type(None)), "operators_nonfinite": int, "overflows": int,
+       "outcome": str, "first_incident": (dict, type(None)), "incident_without_operator": (dict, type(None)),
+       "event_step": (int, type(None)), "operators_nonfinite": int, "overflows": int, "gradient_overflows": int,
        "detectors": list}
 TOLD = (dict, type(None))
 SAID = {"name": str, "lead_steps": (int, type(None)), "false_alarms": int, "probe_steps": int, "warm_up_false_alarms": int,
         "warm_up_probe_steps": int, "upstream_same_step": (bool, type(None)), "upstream_probe": (str, type(None)),
         "upstream_operators": (int, type(None)), "has_verdict": bool, "alarms": int, "first_alarm": TOLD, "alarm_before": TOLD,
-        "alarm_same_step": TOLD, "alarm_at_incident": bool, "overflows_warned": int}
+        "alarm_same_step": TOLD, "alarm_at_incident": bool, "overflows_warned": int, "gradient_overflows_forecast": int,
+        "alarms_before_incident": int, "alarms_before_own_alarm": int}
+MATCHED = {"rule": str, "rate": float, "unit": str, "lowest_rate": float, "threshold": (float, int, type(None)),
+           "end_of_sweep": (bool, type(None)), "tuning": TOLD, "held_out": TOLD}
 GOAL = {"name": str, "split": str, "detector": str, "sense": str, "goal": (int, float), "measured": RATE, "interval": PAIR,
         "reached": (bool, type(None))}
 TOP = {"format": str, "version": int, "seed": int, "confidence": float, "resamples": int, "lead_window": int,
        "warm_up_samples": int, "kinds": list, "only_split": (str, type(None)), "classes_without_run": list,
-       "runs": list, "detectors": list, "goals": list}
+       "runs": list, "detectors": list, "matched": list, "goals": list}
 NAMES = ["forecast", "forecast-no-jump", "published-before", "published-after", "static-headroom-1", "static-headroom-3",
-         "fpchecker-5-percent", "zclip", "olmo-6-sigma", "msprobe-turbulence", "megatron-10x", "te-amax-history",
-         "nonfinite-only"]
+         "static-headroom-1-scaled", "static-headroom-3-scaled", "fpchecker-5-percent", "zclip", "olmo-6-sigma",
+         "msprobe-turbulence", "megatron-10x", "te-amax-history", "nonfinite-only"]
+RULES = [*NAMES[:4], "static-headroom", "static-headroom-scaled", *NAMES[8:]]
 
 
 def check(value: dict, schema: dict) -> int:
@@ -494,9 +524,9 @@ def corpus(tmp_path_factory):
     labels = ""
     for name, label, split in (("calm", "healthy", "held-out"), ("calm2", "healthy", "tuning"),
                                ("edge", "near-limit", "held-out"), ("ramp", "gradual", "held-out"),
-                               ("burst", "sudden", "tuning")):
+                               ("burst", "sudden", "tuning"), ("edge2", "near-limit", "tuning")):
         steps = 260
-        level = 30000 if name == "edge" else 10
+        level = 30000 if name.startswith("edge") else 10
         max_abs = (generator.uniform(0.9, 1.1, (steps, 3)) * level).astype(np.float16).astype(np.float32)
         nonfinite = np.zeros(max_abs.shape, np.int64)
         bad = None
@@ -521,11 +551,13 @@ def test_evaluation_json_has_its_schema(corpus, tmp_path, capsys):
     found = json.loads((tmp_path / "evaluation.json").read_text())
     checked = check(found, TOP)
     assert [run["first_incident"] for run in found["runs"]] == [
-        {"op": 1, "probe": "layer<1>", "step": 241}, None, None, None, {"op": 1, "probe": "layer<1>", "step": 241}]
+        {"op": 1, "probe": "layer<1>", "step": 241, "what": "non-finite"}, None, None, None, None,
+        {"op": 1, "probe": "layer<1>", "step": 241, "what": "non-finite"}]
     assert (found["format"], found["version"]) == ("opd-evaluation", 1)
-    assert found["classes_without_run"] == ["injected", "data"]
+    assert found["classes_without_run"] == ["stressed", "saturating", "injected", "data"]
     assert [(run["name"], run["split"]) for run in found["runs"]] == [
-        ("burst", "tuning"), ("calm", "held-out"), ("calm2", "tuning"), ("edge", "held-out"), ("ramp", "held-out")]
+        ("burst", "tuning"), ("calm", "held-out"), ("calm2", "tuning"), ("edge", "held-out"), ("edge2", "tuning"),
+        ("ramp", "held-out")]
     for run in found["runs"]:
         checked += check(run, RUN)
         assert [entry["name"] for entry in run["detectors"]] == NAMES
@@ -533,7 +565,7 @@ def test_evaluation_json_has_its_schema(corpus, tmp_path, capsys):
     assert [(entry["split"], entry["name"]) for entry in found["detectors"]] == [
         (split, name) for split in ("tuning", "held-out", "all") for name in NAMES]
     for entry in found["detectors"]:
-        checked += check(entry, ENTRY) + sum(check(figures, INCIDENTS) for figures in entry["recall_by_class"].values())
+        checked += check(entry, ENTRY) + sum(check(figures, OF_CLASS) for figures in entry["recall_by_class"].values())
         thresholds = [point["threshold"] for point in entry["roc"]]
         assert entry["threshold"] in thresholds
         at = entry["roc"][thresholds.index(entry["threshold"])]  # the ROC passes through the published setting
@@ -543,16 +575,26 @@ def test_evaluation_json_has_its_schema(corpus, tmp_path, capsys):
     assert [(goal["split"], goal["name"]) for goal in found["goals"]] == [
         (split, goal.name) for split in ("tuning", "held-out", "all") for goal in GOALS]
     checked += sum(check(goal, GOAL) for goal in found["goals"])
-    assert checked > 4500
+    assert [(entry["rate"], entry["rule"]) for entry in found["matched"]] == [(rate, rule) for rate in RATES for rule in RULES]
+    for entry in found["matched"]:
+        checked += check(entry, MATCHED)
+        if entry["held_out"] is not None:
+            checked += check(entry["held_out"], {"gradual": dict, "sudden": dict, **QUIET})
+            checked += sum(check(entry["held_out"][kind], INCIDENTS) for kind in ("gradual", "sudden"))
+    assert checked > 8000
     by_name = {entry["name"]: entry for entry in found["detectors"] if entry["split"] == "held-out"}
     assert by_name["forecast"]["recall"] == by_name["static-headroom-3"]["recall"] == 1.0
     assert by_name["nonfinite-only"]["recall"] == 0.0
     near_limit = {name: entry["false_alarms_near_limit_per_1000"] for name, entry in by_name.items()}
     assert near_limit["static-headroom-3"] > 300 and near_limit["forecast"] == 0
     assert "split held-out: 3 runs (1 healthy, 1 near-limit, 1 gradual)" in told and "no run of class injected" in told
-    tables = (["detector"] + NAMES + ["by", "detector"] + NAMES + ["goals"] + [goal.name.split()[0] for goal in GOALS]) * 3
-    assert [line.split()[0] for line in told.splitlines() if line.startswith("  ")] == tables + ["detector"] + NAMES
-    assert max(len(line) for line in told.splitlines()[:-1]) < 150  # the last one names the files
+    of_split = (["detector"] + NAMES + ["false"] + NAMES, ["goals"] + [goal.name.split()[0] for goal in GOALS])
+    classes = {"tuning": ["sudden"], "held-out": ["gradual"], "all": ["gradual", "sudden"]}
+    tables = [word for kinds in classes.values()
+              for word in of_split[0] + [name for kind in kinds for name in [kind, *NAMES]] + of_split[1]]
+    tables += (["detector"] + RULES) * len(RATES) + ["detector"] + NAMES
+    assert [line.split()[0] for line in told.splitlines() if line.startswith("  ")] == tables
+    assert max(len(line) for line in told.splitlines()[:-1]) < 215  # the last one names the files
 
 
 @needs_reference
@@ -561,14 +603,15 @@ def test_traces_without_labels_and_a_class_without_runs(corpus, tmp_path):
     found = evaluate([str(tmp_path)], names=["forecast", "megatron-10x"])
     assert [(entry["name"], entry["split"], entry["recall"]) for entry in found["detectors"]] == [
         ("forecast", "unassigned", None), ("megatron-10x", "unassigned", None)]
-    assert found["classes_without_run"] == ["near-limit", "gradual", "sudden", "injected", "data"]
+    assert found["classes_without_run"] == ["stressed", "near-limit", "gradual", "sudden", "saturating", "injected", "data"]
+    assert found["matched"] == []
     told = text(found)
     assert "no run of class gradual: nothing is known of it" in told and "no run has an incident" in told
     planted_trace(20, name="short").write(tmp_path / "short.safetensors")
     short = text(evaluate([str(tmp_path / "short.safetensors")], names=["forecast"]))
     assert "no healthy run is longer than the warm-up of 32 samples" in short
     kinds = evaluate([str(corpus)], kinds=["gradient"], names=["forecast"])
-    assert [run["probes"] for run in kinds["runs"]] == [1] * 5 and kinds["detectors"][0]["incidents"] == 0
+    assert [run["probes"] for run in kinds["runs"]] == [1] * 6 and kinds["detectors"][0]["incidents"] == 0
 
 
 @needs_reference
@@ -586,7 +629,7 @@ def test_one_split_alone_and_what_is_said_of_each_run(corpus, tmp_path, capsys):
     assert main([str(folder), "--out", str(tmp_path / "out"), "--split", "tuning", "--goals", "zclip"]) == 0
     told = capsys.readouterr().out
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert found["only_split"] == "tuning" and [run["name"] for run in found["runs"]] == ["burst", "calm2"]
+    assert found["only_split"] == "tuning" and [run["name"] for run in found["runs"]] == ["burst", "calm2", "edge2"]
     assert {entry["split"] for entry in found["detectors"]} == {"tuning"}
     assert {goal["detector"] for goal in found["goals"]} == {"zclip"} and "goals of zclip" in told
     assert "ramp" not in told and "held-out" not in told
@@ -630,10 +673,11 @@ def test_evaluation_html_is_self_contained_and_drawn(corpus, tmp_path):
     assert "layer<1>" not in page and "layer&lt;1&gt;" in page
     assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)=', page)
     for name in NAMES:
-        assert page.count(f"<td>{name}</td>") == 3 + 4 + 1  # figures of each split, of each class in it, cost
+        of_rule = len(RATES) * (name in RULES)
+        assert page.count(f"<td>{name}</td>") == 2 * 3 + 4 + of_rule + 1  # twice each split, each class in it, matched, cost
         assert page.count(f'<th scope="col" class="up"><span>{name}</span></th>') == 1
-    assert page.count('<table class="goals">') == 3 and page.count('<tr class="none"><td>near-limit') == 1  # tuning has none
-    assert page.count('<td class="c ') == 5 * len(NAMES)
+    assert page.count('<table class="goals">') == 3 and page.count('<tr class="none"><td>gradual: recall<') == 1  # of tuning
+    assert page.count('<td class="c ') == 6 * len(NAMES) and page.count('<section class="matched">') == 1
     if CHROMIUM is None:
         pytest.skip("no chromium: the page is not drawn")
     drawn = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000",

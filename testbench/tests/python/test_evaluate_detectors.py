@@ -15,9 +15,10 @@ import pytest
 
 from opd.evaluate.averages import MsprobeTurbulence, OlmoSkipStep, ZClip
 from opd.evaluate.detector import Samples, hold, of_kinds
+from opd.evaluate.incident import first_bad
 from opd.evaluate.limits import FpCheckerDangerZone, NonfiniteOnly, StaticHeadroom
 from opd.evaluate.maxima import MegatronSpike, TransformerEngineAmax
-from opd.evaluate.metrics import first_nonfinite, lead_steps
+from opd.evaluate.metrics import lead_steps
 from opd.evaluate.reference import Forecast, Published, ReferenceMissing, learning_rate_changes, module
 from opd.evaluate.reference import statistics as arguments_of
 from opd.registers import CONFIG_RESET, PROFILES, Flag
@@ -89,10 +90,12 @@ def test_olmo_by_hand():
     window = [9, 11] * 32  # mean 10, standard deviation sqrt(64 / 63) = 1.00791: six of them are 6.0475
     assert alarm_list(OlmoSkipStep(), [*window, 16.04]) == []
     assert alarm_list(OlmoSkipStep(), [*window, 16.05]) == [64]
-    assert alarm_list(OlmoSkipStep(), [*window, 3.95]) == [64]   # both sides
+    assert alarm_list(OlmoSkipStep(), [*window, 3.95]) == []     # below the mean nothing counts
     assert alarm_list(OlmoSkipStep(), [10] * 62 + [1000]) == []  # the 63rd sample: no verdict
     assert alarm_list(OlmoSkipStep(), [10] * 63 + [1000]) == [63]
     assert alarm_list(OlmoSkipStep(), [10] * 200) == []          # nothing moves
+    assert alarm_list(OlmoSkipStep(), [10] * 100 + [9, 11]) == [101]  # a sample below is none
+    assert alarm_list(OlmoSkipStep(), [10] * 100 + [10.5]) == [100]     # above a window that does not move: 0.5 / 0
     # The early level has left the window of 128 when 128 others have come.
     assert alarm_list(OlmoSkipStep(), [1000] * 128 + window * 2 + [16.05])[-1] == 256
 
@@ -165,8 +168,8 @@ def olmo_oracle(xs):
     for x in xs:
         enough = len(window) + 1 >= 64
         deviation = statistics.stdev(window) if enough else 0
-        away = abs(x - statistics.fmean(window)) if enough else 0
-        said.append(enough and away > 6 * deviation)
+        away = x - statistics.fmean(window) if enough else 0
+        said.append(enough and away > 6 * deviation)  # one side
         window = [*window, x][-128:]
     return said
 
@@ -301,13 +304,13 @@ def test_lead_and_alarms_are_those_of_opd_replay(tmp_path):
     for file, entry in zip(CAPTURED, summary["traces"], strict=True):
         trace = Trace.read(file)
         samples = Samples.of(trace)
-        before = np.arange(len(trace.step))[:, None] < first_nonfinite(samples)
+        before = np.arange(len(trace.step))[:, None] < first_bad(samples.bad)
         for detector, engine in zip((Forecast(), Published("BEFORE"), Published("AFTER")), entry["engines"], strict=True):
             verdict = detector.judge(samples)
             assert int((verdict.alarms & before).sum()) == engine["alarms"], (trace.name, detector.name)
             if entry["first_incident"]:
                 op = entry["first_incident"]["op"]
-                bad = int(first_nonfinite(samples)[op])
+                bad = int(first_bad(samples.bad)[op])
                 assert lead_steps(verdict.standing(op), trace.step, bad) == engine["lead_steps"] > 0, detector.name
                 compared += 1
             compared += 1
@@ -320,7 +323,8 @@ def test_the_settings_that_are_shown_are_the_reset_values():
     assert told == {"headroom_bits": 3, "headroom_scaled_bits": 0.625, "horizon_shift": 2, "horizon_shift_fp8": 1,
                     "baseline_shift": 4, "max_lag_bits": 3, "jump_bits": 3, "jump_headroom_bits": 8}
     assert CONFIG_RESET["jump_headroom_scaled"] == 0  # what docs/evaluation.md says of jumps under a loss scale
-    assert Forecast().threshold == told["jump_bits"] and Forecast(jump=False).threshold == -told["headroom_bits"]
+    assert Forecast().threshold == Forecast(jump=False).threshold == -told["headroom_bits"]
+    assert Forecast().threshold in Forecast().sweep and Forecast().config_at(-1.25) == {"forecast_headroom": 40}
     assert Forecast(jump=False).settings == {key: value for key, value in told.items() if not key.startswith("jump")}
 
 

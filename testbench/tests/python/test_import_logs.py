@@ -9,6 +9,7 @@ import io
 import lzma
 import math
 import os
+import random
 import re
 import zipfile
 from pathlib import Path
@@ -18,10 +19,10 @@ import pytest
 
 from opd.importers import ImportFault, detect, import_file, logs
 from opd.importers.command import main
-from opd.importers.logs.lines import Line, lines
-from opd.importers.logs.reading import AVERAGE, EVALUATION, FALLBACK, KNOWN, MARK, OVERFLOW, ROW
+from opd.importers.logs.lines import lines
+from opd.importers.logs.reading import AVERAGE, EPOCH, EVALUATION, FALLBACK, KNOWN, MARK, OVERFLOW, ROW
 from opd.importers.source import Source
-from opd.trace import Trace
+from opd.trace import Trace, TraceError
 from test_import import column, fault_of, traces_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,6 +147,7 @@ SPELLED = {
     ("progress bar", "Lightning"): (ROW, {"loss": 2.5}, (3, 50)), ("progress bar", "Lightning 1"): (ROW, {"loss": 2.5}, (3, 50)),
     ("progress bar", "Lightning, rich"): (ROW, {"loss": 2.5}, (3, 50)), ("progress bar", "NeMo 1"): (ROW, {"loss": 2.5}, (0, 50)),
     ("progress bar", "Lightning, validation"): (EVALUATION, {}, None),
+    ("progress bar", "tqdm, total not known"): (ROW, {"loss": 2.5}, (1, 50)),
     ("progress bar", "tqdm, postfix"): (ROW, {"loss": 2.5, "grad_norm": 1.25}, 50),
     ("progress bar", "tqdm, description"): (ROW, {"loss": 2.5}, (3, 50)),
     ("progress bar", "Keras"): (ROW, {"loss": 2.5}, 50), ("progress bar", "Keras 3"): (ROW, {"loss": 2.5}, 50),
@@ -169,6 +171,9 @@ SPELLED = {
     ("training loop", "epochs only"): (ROW, {"loss": 2.5}, (3, None)), ("training loop", "a loss alone"): (ROW, {"loss": 2.5}, None),
     ("training loop", "loss is nan"): (ROW, {"loss": NAN}, None), ("training loop", "TerminateOnNaN"): (ROW, {"loss": NAN}, 20),
     ("training loop", "detectron2, NaN"): (ROW, {"loss": NAN}, 20), ("training loop", "heading"): (MARK, {}, 20),
+    ("training loop", "heading with the epoch"): (MARK, {}, 20), ("training loop", "heading of an epoch"): (EPOCH, {}, (3, None)),
+    ("training loop", "summary of wandb"): (EVALUATION, {}, None),
+    ("HF Trainer", "metrics at the end"): (EVALUATION, {}, None), ("progress bar", "Lightning, layers"): (KNOWN, {}, None),
 }
 EXAMPLES = {(tool.NAME, name): example for tool in logs.TOOLS for name, example in tool.SPELLINGS.items()}
 
@@ -191,8 +196,19 @@ def test_spelling(tool, name, put):
     assert reading.values.keys() == values.keys()
     for field, value in values.items():
         assert reading.values[field] == value or math.isnan(value) and math.isnan(reading.values[field]), field
-    if what in (ROW, AVERAGE, FALLBACK, MARK):
+    if what in (ROW, AVERAGE, FALLBACK, MARK, EPOCH):
         assert (reading.epoch, reading.step) == place if isinstance(place, tuple) else reading.step == place
+
+
+def test_documented_spellings():
+    """The table of docs/importing.md is that of the code; on a mismatch the right one is printed."""
+    rows = ["| tool | spellings | kinds of lines |", "|---|---|---|"]
+    rows += [f"| {tool.NAME} | {len(tool.SPELLINGS)} | {'; '.join(tool.SPELLINGS)} |" for tool in logs.TOOLS]
+    rows.append(f"| {len(logs.TOOLS)} | {len(EXAMPLES)} | |")
+    document = (ROOT / "docs" / "importing.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- spellings: checked by test_import_logs.py -->\n(.*?)<!-- end -->", document, re.DOTALL)[1]
+    print("\n".join(rows))
+    assert found.strip().splitlines() == rows
 
 
 # A number in a line, and the same line when it is not finite. Where a tool prints NaN it must be read as one.
@@ -343,6 +359,13 @@ def test_loss_scale_that_falls_without_a_line(only):
     assert bad(trace, "gradients") == [2, 4] and "the loss scale falls 1 times" in said(trace)
 
 
+def test_row_of_an_overflow_explains_the_scale_after_it(only):
+    """MindSpore prints the scale that a step ran with."""
+    line = "step {}/25, loss: 2.5, per_step_time: 153ms, overflow cond: {}, loss_scale: {}, global_norm: [1.25]\n".format
+    trace = only(line(1, True, 64.0) + line(2, False, 32.0) + line(3, False, 32.0) + line(4, False, 16.0))
+    assert bad(trace, "gradients") == [1, 4]
+
+
 def test_nan_iterations_of_megatron(only):
     """Within an interval whose mean is finite."""
     trace = only(iteration(10) + iteration(20, nans=2) + iteration(30))
@@ -358,6 +381,8 @@ def test_nan_iterations_of_megatron(only):
      "{ Epoch:[  2/  2], step:[    1/   19], loss: 2.5, per_step_time: 1ms, overflow cond: True, loss_scale: 1.0\n", [19, 20]),
     ("Epoch 1/2\n 50/100 [==>...] - ETA: 3s - loss: 2.5\n100/100 [====] - 1s - loss: 2.5\nEpoch 2/2\n 50/100 [==>...] - ETA: 3s - loss: nan\n",
      [50, 100, 150]),
+    ("Epoch 1/2\n100/100 - 5s - loss: 2.5 - val_loss: 2.5\nEpoch 2/2\n100/100 - 5s - loss: nan - val_loss: nan\n", [100, 200]),
+    ("Epoch 1\n-----\nloss: 2.5  [   64/60000]\nloss: 2.5  [ 6464/60000]\nEpoch 2\n-----\nloss: 2.5  [   64/60000]\n", [64, 6464, 60064]),
     ("Epoch 1 loss 2.5\nEpoch 2 loss 2.25\nEpoch 3 loss nan\n", [1, 2, 3]),
     ("Epoch 1 loss 2.5\nEpoch 1 loss 2.25\nEpoch 2 loss nan\n", [0, 1, 2]),
     ("loss 2.5\nloss 2.25\nloss nan\n", [0, 1, 2]),
@@ -396,6 +421,14 @@ def test_rows_of_several_tools_complete_a_step(only):
     assert trace.step.tolist() == [10, 20] and bad(trace, "grad_norm") == [10]
     same(trace.lr, [7e-6, 7e-6])
     assert trace.framework == "DeepSpeed Megatron"
+
+
+def test_overflow_line_behind_the_row_of_its_step(only):
+    """Megatron-DeepSpeed: another rank's line comes between the engine's, the pipeline's and Megatron's of one step."""
+    late = "[2024-05-06 07:08:01,123] [INFO] [fused_optimizer.py:363:_update_scale] Reducing dynamic loss scale from 64 to 32.0\n"
+    pipe = "steps: {} loss: 2.5000 iter time (s): 4.2 samples/sec: 7.5\n".format
+    trace = only(engine(1, 1) + late + pipe(1) + iteration(1, scale=32) + engine(2, 1) + pipe(2) + iteration(2, scale=32))
+    assert trace.step.tolist() == [1, 2] and bad(trace, "gradients") == [1] and trace.framework == "DeepSpeed Megatron"
 
 
 def test_counters_that_differ(only):
@@ -470,7 +503,7 @@ GOOD = "step: 10, loss: 2.5\n{}\nstep: 20, loss: 2.25\n"
     "GradScaler: scale is 32768.0, step skipped", "the loss exploded, restarting", "non-finite gradients in layer 3", "eval_loss: nan",
     "validation loss: inf", "iteration 201/    5000 | consumed sam", " lm loss: 3.1[rank3]: watchdog | loss scale: 1.0 |", "skipping step 14 (inf gradients)",
     "{'loss': 2.5, 'grad_norm': 0.5, 'learning_ra", "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65",
-    "[Rank 0] step=10, skipped=", ":::MLLOG {\"key\": \"train_loss\", \"value\": 2.", "DLLL {\"step\": [1, 2], \"data\"", "completed step: 41, seconds: 2.1",
+    "[Rank 0] step=10, skipped=", "step: 15, loss: 2.5e", "step: 15, loss:", "step 15 loss: 2.[rank1]:", ":::MLLOG {\"key\": \"train_loss\", \"value\": 2.", "DLLL {\"step\": [1, 2], \"data\"", "completed step: 41, seconds: 2.1",
     "Training epoch 0, iteration 20/999 | lr: 0.0001 | reduced_train_loss: 2.x", "iter 3: loss ", "Epoch(train)   [1][ 50/100]  lr: 1.0000e-02  eta: 0:3",
     "INFO | train_inner | {\"epoch\": 1, \"loss\": \"14.5\", \"num_updates\": \"3\", \"lr",
 ])
@@ -643,6 +676,38 @@ def test_long_lines(only):
     assert only(GOOD.format("x " * 100000 + "loss: 2.5")).label == "unknown"
     states = "".join(bar(n, 3000, ", loss=2.5").strip("\r") for n in range(1, 3000))   # carriage returns lost
     assert len(only(states).step) == 2999
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_random_damage(part, put):
+    """Whatever the bytes are: a trace, or one of the two errors in one line; and a torn line is never a healthy run's."""
+    seed = int(os.environ.get("OPD_SEED", "0x1A97"), 0)
+    print(f"reproduce: OPD_SEED={seed}")
+    rng = random.Random(f"{seed} logs {part}")
+    examples = [example for key, example in EXAMPLES.items() if SPELLED[key][0] in (ROW, OVERFLOW)]
+    read = 0
+    for _ in range(40):
+        data = bytearray("\n".join(rng.choice(examples) for _ in range(rng.randint(1, 12))).encode())
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(data))
+            edit = rng.randrange(4)
+            if edit == 0:
+                data[at] = rng.randrange(256)
+            elif edit == 1:
+                del data[at:at + rng.randint(1, 30)]
+            elif edit == 2:
+                data[at:at] = rng.choice([b"nan", b"-1", b"1e999", b"{", b"]", b'"', b"|", b"\n", b"\r", b"\0", b"\xff", b"9" * 30, b"\x1b[", b"%|",
+                                          b"[rank3]:", b" 100%|##| 7/9 [00:01<00:01]", b"step=", b"loss: ", b"epoch "])
+            else:
+                other = rng.randrange(len(data))
+                data[at:at] = data[other:other + rng.randint(1, 60)]
+            data = data or bytearray(b"x")
+        try:
+            traces_of(put(bytes(data)), rng.choice([None, "training-log"]))
+            read += 1
+        except (ImportFault, TraceError) as error:
+            assert str(error).count("\n") == 0 and "; " in str(error)
+    assert read > 10
 
 
 # --- the inputs of ../shared/reports ---------------------------------------------------------------------------------------

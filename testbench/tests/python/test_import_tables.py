@@ -111,8 +111,10 @@ TOOLS = {
         "memory": "system/gpu.0.memory system/cpu"},
     "Megatron-LM": {
         "whole": "lm\u00a0loss lm-loss", "part": "load_balancing_loss z_loss", "loss_scale": "loss-scale loss\u00a0scale", "lr": "learning-rate",
-        "grad_norm": "grad-norm grad\u00a0norm", "norm": "params-norm num-zeros-grad-norm", "overflows": "skipped number\u00a0of\u00a0skipped\u00a0iterations",
-        "nan_losses": "number\u00a0of\u00a0nan\u00a0iterations", "time": "iteration-time", "counter": "batch-size consumed_samples"},
+        "grad_norm": "grad-norm grad\u00a0norm", "norm": "params-norm", "overflows": "skipped number\u00a0of\u00a0skipped\u00a0iterations",
+        "nan_losses": "number\u00a0of\u00a0nan\u00a0iterations", "time": "iteration-time", "counter": "batch-size consumed_samples world-size",
+        "evaluation": "lm\u00a0loss\u00a0validation lm\u00a0loss\u00a0validation\u00a0ppl",
+        "counted by something else": "lm\u00a0loss\u00a0vs\u00a0samples grad-norm\u00a0vs\u00a0samples loss-scale\u00a0vs\u00a0samples"},
     "torchtitan": {
         "mean": "loss_metrics/global_avg_loss loss_metrics/global_max_loss", "grad_norm": "grad_norm", "lr": "lr",
         "throughput": "throughput(tps) tflops mfu(%)", "time": "time_metrics/data_loading(s)_time time_metrics/end_to_end(s)_time",
@@ -142,7 +144,7 @@ def test_names_of_the_tool(tool):
 def test_documented_number_of_names():
     """docs/importing.md says how many names of each tool are checked here."""
     text = (ROOT / "docs" / "importing.md").read_text()
-    found = dict(re.findall(r"^\| ([^|]+?) \| (\d+) \|", text[text.index("### Names"):], re.M))
+    found = dict(re.findall(r"^\| ([^|]+?) \| (\d+) \|", text[text.index("### Names"):text.index("### Cells")], re.M))
     assert found == {tool: str(sum(len(n.split(" ")) for n in kinds.values())) for tool, kinds in TOOLS.items()}
 
 
@@ -554,11 +556,27 @@ def test_nan_losses_of_a_count(tmp_path):
     assert bad(trace) == [(20, "loss")]
 
 
+@pytest.mark.parametrize("text, name, label", [
+    ("step,loss,grad_norm\n1,2.5,1\n2,,1\n", "a.csv", "unknown"), ("step,loss\n1,2.5\n2,\n", "a.csv", "unknown"),
+    ("step,loss,lr\n1,2.5,1\n2,,1\n", "a.csv", "healthy"), ("step,loss,eval_loss\n1,2.5,\n2,,2\n", "a.csv", "healthy"),
+    ("step,loss\n1,2.5\n,\n", "a.csv", "healthy"), ("step,loss,grad_norm\n1,2.5,\n2,2.25,1\n", "a.csv", "healthy"),
+    ("step,loss,loss_scale,grad_norm\n1,2.5,1024,1\n2,,512,1\n", "a.csv", "sudden"),
+    (lines({"step": 1, "loss": 2.5}, {"step": 2, "loss": None}), "a.jsonl", "unknown"),
+    (lines({"step": 1, "loss": 2.5, "lr": 1}, {"step": 2, "loss": None, "lr": 1}), "a.jsonl", "unknown"),
+    (lines({"step": 1, "loss": 2.5, "lr": 1}, {"step": 2, "lr": 1}), "a.jsonl", "healthy"),
+    (json.dumps({"columns": ["step", "loss"], "index": [0, 1], "data": [[1, 2.5], [2, None]]}), "a.json", "unknown"),
+])
+def test_loss_that_is_due(text, name, label, tmp_path):
+    """Writers without NaN leave the value out, or write null."""
+    trace = one(tmp_path, text, name)
+    assert trace.label == label and ("so writes NaN who has no NaN" in said(trace)) == (label == "unknown")
+
+
 def test_null_beside_numbers(tmp_path):
     """Writers without NaN (orjson, pandas, JavaScript) write null."""
     rows = [{"step": 1, "loss": 2.5, "grad_norm": 1.5}, {"step": 2, "loss": None, "grad_norm": 1.25}]
     trace = one(tmp_path, lines(*rows), "a.jsonl")
-    assert trace.label == "unknown" and 'line 2: "loss is null, as writers without NaN write it"' in said(trace)
+    assert trace.label == "unknown" and 'line 2: "loss has no value: so writes NaN who has no NaN"' in said(trace)
     rows = [{"step": 1, "loss": 2.5, "eval_loss": None}, {"step": 1, "loss": None, "eval_loss": 2.5}, {"step": 2, "loss": 2.25, "eval_loss": None}]
     trace = one(tmp_path, lines(*rows), "a.jsonl")
     assert trace.label == "healthy" and trace.step.tolist() == [1, 2]
@@ -617,7 +635,7 @@ def test_torn_last_line(tmp_path):
     ("a.jsonl", '{"a": {"b": 1}, "a/b": 2, "loss": 1}\n', 'key "a/b" stands twice'),
     ("a.jsonl", '{"step": 1, "loss": "diverged"}\n', 'a.jsonl:1: loss: "diverged" is not a number; correct the value, or leave the cell empty'),
     ("a.jsonl", '{"step": 1, "loss": true}\n', 'a.jsonl:1: loss: "True" is not a number'),
-    ("a.jsonl", '{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": 0.5}\n', "no column is a step, probe name, layer, loss, gradient norm or loss scale with a "
+    ("a.jsonl", '{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": 0.5}\n', "no column is a probe name, layer, loss, gradient norm, loss scale or overflow flag with a "
      "value; recognised: step (step), accuracy (score); name the columns as docs/importing.md says"),
     ("a.json", '[{"step": 1, "loss": 2}, 5]', "is not a JSON object, but a row must be one"),
     ("a.json", '[{"step": 1, "loss": 2} {"step": 2; "loss": 3}]', "a.json:1: not valid JSON"),
@@ -677,6 +695,31 @@ def test_foreign_lines_among_json(tmp_path):
     assert trace.label == "healthy" and "1 lines that are no JSON left out, first line 2" in said(trace)
     trace = one(tmp_path, text.replace("Epoch 2 begins", "Gradient overflow, skipping step"), "a.jsonl")
     assert trace.label == "unknown" and "Gradient overflow, skipping step" in said(trace)
+
+
+def test_row_behind_a_torn_one(tmp_path):
+    """A job that was killed in the middle of a line and started again."""
+    trace = one(tmp_path, '{"step":1,"loss":1}\n{"step":2,"lo{"step":2,"loss":NaN}\n{"step":3,"loss":1}\n', "a.jsonl")
+    assert trace.step.tolist() == [1, 2, 3] and bad(trace) == [(2, "loss")] and "line 2 is torn, and another begins in it" in said(trace)
+
+
+def test_metrics_of_two_phases(tmp_path):
+    text = "step,split,metric,value\n1,train,loss,2.5\n1,val,loss,2.625\n2,train,loss,2.25\n2,val,loss,{}\n"
+    trace = one(tmp_path, text.format("2.5"))
+    assert trace.step.tolist() == [1, 2] and trace.loss.tolist() == [2.5, 2.25] and trace.label == "healthy"
+    assert one(tmp_path, text.format("nan")).label == "unknown"
+
+
+def test_one_total_among_parts(tmp_path):
+    rows = [{"training_iteration": i, "info": {"learner": {"total_loss": v, "policy_loss": 1.0}}, "config": {"lr": 0.1}} for i, v in ((1, 2.5), (2, NAN))]
+    trace = one(tmp_path, lines(*rows), "result.json")
+    assert bad(trace) == [(2, "loss")] and names(trace) == ["loss", "info/learner/policy_loss"] and trace.lr is None
+
+
+def test_summary_of_the_run_beside_the_loss(tmp_path):
+    """HF's end of run in W&B: the column that comes first has one value."""
+    trace = one(tmp_path, "_step,train/global_step,train/train_loss,train/loss\n0,10,,2.5\n1,20,,2.25\n2,20,2.375,\n")
+    assert trace.loss.tolist() == [2.5, 2.25] and trace.step.tolist() == [10, 20]
 
 
 # --- HF reports, arrays ----------------------------------------------------------------------------------------------------

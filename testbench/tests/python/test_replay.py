@@ -529,8 +529,8 @@ def test_nonfinite_elements_downshift_their_operator_only(tmp_path):
     records = read_records(tmp_path / "hot.cpu.records")
     assert (records["mode"][records["op"] == 0] != Mode.FAST).any()  # FP16: 65504
     assert (records["mode"][records["op"] == 5] == Mode.FAST).all()  # FP32
-    executed = next(p for p in summary["traces"][0]["reaction_and_overhead"] if p["path"] == "systemc")["operators_executed_in_mode"]
-    assert sum(executed.values()) == len(records) and executed["SAFE"] > 0
+    issued = next(p for p in summary["traces"][0]["reaction_and_overhead"] if p["path"] == "systemc")["operators_issued_in_mode"]
+    assert sum(issued.values()) == len(records) and issued["SAFE"] > 0
 
 
 def test_one_path_alone_compares_nothing_and_says_so(small):
@@ -568,6 +568,17 @@ def test_figures_that_do_not_exist_are_absent(tmp_path):
     sideband = device["reaction"]["sideband_cycles"]
     assert device["reaction"]["cycles"] is None and sideband["minimum"] == 11
     assert f"sideband 11..{sideband['maximum']} cycles" in stdout and "0..0 cycles" not in stdout and " 0 ns" not in stdout
+
+
+def test_figures_say_whether_a_path_ran_and_at_which_clock_a_cycle_is_time(small, tmp_path):
+    stdout = opd("replay", small, "--out", tmp_path).stdout
+    trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
+    rows = [re.split(r"  +", line.strip()) for line in stdout.split("\nReaction:")[1].splitlines() if line.startswith("  small")]
+    ran = {row[1].removesuffix(", not run"): not row[1].endswith(", not run") for row in rows}
+    assert ran == {**{path: True for path in trace["paths"] if path != "systemc-lt"}, "cuda": "cuda" in trace["paths"]}
+    assert {entry["path"]: entry["ran"] for entry in trace["reaction_and_overhead"] if entry["path"] != "systemc-lt"} == ran
+    clock = json.loads((ROOT / "rtl/synthesis.json").read_text())["parts"]["opd_top"]["critical_path_ns"]
+    assert f"in time: {trace['reaction_cycles']} cycles are {trace['reaction_cycles'] * clock:.0f} ns at the clock of that path" in stdout
 
 
 def test_an_incident_of_a_gradient_is_called_an_incident(tmp_path):

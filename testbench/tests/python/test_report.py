@@ -1,6 +1,7 @@
 """opd.report: the page is one file, says what the summary says, and holds the numbers of the records."""
 import base64
 import hashlib
+import html
 import json
 import re
 import shutil
@@ -89,12 +90,12 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
                               {"every": 2, "lead_steps": 7, "alarms_per_1000": 1.5}],
         "reaction_cycles": 12,
         "reaction_and_overhead": [
-            *({"path": path, **device, "reaction": {"basis": "counted", "cycles": spread, "sideband_cycles": {**spread, "maximum": 5.0}},
+            *({"path": path, "ran": True, **device, "reaction": {"basis": "counted", "cycles": spread, "sideband_cycles": {**spread, "maximum": 5.0}},
                "cycles": 67890, "beats": 12345, "stall_cycles": 0, "queue_high_water": 2, "event_high_water": 6, "extra_element_bytes": 0}
               for path in ("rtl", "systemc")),
-            {"path": "cpu", **device, "reaction": {"basis": "measured", "nanoseconds": {**spread, "median": 1234.0, "p99": 5678.0}},
+            {"path": "cpu", "ran": True, **device, "reaction": {"basis": "measured", "nanoseconds": {**spread, "median": 1234.0, "p99": 5678.0}},
              "extra_element_bytes": 192, "microseconds_per_step": 41.7},
-            {"path": "cuda", "extra_element_bytes": 192, "extra_operations": 960,
+            {"path": "cuda", "ran": False, "extra_element_bytes": 192, "extra_operations": 960,
              "reaction": {"basis": "modelled", "nanoseconds": 11600.0,
                           "assumptions": {"launch_and_synchronise_us": 6.7, "host_decision_us": 0.1, "register_write_us": 1.0,
                                           "bandwidth_bytes_per_us": 4.8e6, "bytes_per_operator": 64.0}},
@@ -119,14 +120,15 @@ class Replay:
         self.z.astype("<f8").tofile(folder / "small.z")
         self.entry = make_entry(self.trace, self.records)
         self.config = dict(CONFIG_RESET)
+        self.synthesis = None
 
     def write(self) -> str:
         totals = {key: self.entry[key] for key in ("records_compared", "beats_compared", "cycles_compared", "events_compared",
                                                    "mismatches")}
         device = {"num_ops": 256, "datapath_width": 512, "num_streams": 4, "queue_depth": 8, "counter_width": 32, "event_depth": 16,
                   "forecast_engine": True, "published_engine": True}
-        summary = {"format": "opd-summary", "version": 1, "device": device, "profile": "published", "config": self.config, "traces": [self.entry], **totals,
-                   "verdict": self.entry["verdict"]}
+        summary = {"format": "opd-summary", "version": 1, "device": device, "profile": "published", "config": self.config, "synthesis": self.synthesis,
+                   "traces": [self.entry], **totals, "verdict": self.entry["verdict"]}
         (self.out / "summary.json").write_text(json.dumps(summary))
         path = write(str(self.out), [self.file])
         assert path == str(self.out / "report.html")
@@ -227,6 +229,34 @@ def test_tables_say_what_the_summary_says(replay):
                      "6.7 \xb5s", "4.8 TB/s", "4,321", "17.250", "step 21, attn.qk", "STABLE",
                      "1 completion found the op queue full", "all at their reset value"):
         assert expected in words, expected
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """Words of the cells of each row of the first table below a heading."""
+    table = page.split(f"<h2>{heading}</h2>")[1].split("</table>")[0]
+    return [[" ".join(html.unescape(re.sub("<[^>]*>", " ", cell)).split()) for cell in re.findall("<td[^>]*>(.*?)</td>", row)]
+            for row in table.split("<tr")[2:]]
+
+
+def test_a_path_that_did_not_run_is_never_shown_as_if_it_had(replay):
+    rows = {row[1]: row for row in rows_of(replay.write(), "Reaction and overhead")}
+    assert list(rows) == ["rtl", "systemc", "cpu", "cuda not run"] and rows["cuda not run"][2] == "modelled"
+    assert rows["cpu"][2] == "measured"
+    replay.entry["reaction_and_overhead"][-1] = {**replay.entry["reaction_and_overhead"][-2], "path": "cuda", "ran": True}
+    assert [row[1:3] for row in rows_of(replay.write(), "Reaction and overhead")][-1] == ["cuda", "measured"]
+
+
+def test_cycles_have_a_time_at_the_mapped_clock_only(replay):
+    def counted(page: str) -> list[list[str]]:
+        return [row for row in rows_of(page, "Reaction and overhead") if row[2] == "counted"]
+
+    assert [row[3:5] for row in counted(replay.write())] == [["tap 4 cycles sideband 4..5 cycles", "\N{EN DASH}"]] * 2
+    part = {"area_um2": 1.0, "nand2_equivalents": 1.0, "state_bits": 1, "critical_path_ns": 17.5}
+    replay.synthesis = {"library": "some180", "parameters": {"NumOps": 16}, "parts": {"opd_top": part}, "per_op": part}
+    page = replay.write()
+    assert [row[4] for row in counted(page)] == ["70.0 ns mapped clock 87.5 ns mapped clock"] * 2
+    words = Page(page).words.replace("\xa0", " ")
+    assert "17.5 ns (180 nm, without wires)" in words and "GHz" not in words
 
 
 def test_names_are_escaped(replay):

@@ -15,7 +15,7 @@ from opd.calibrate.calibration import calibrate
 from opd.calibrate.evidence import Subject
 from opd.calibrate.tables import text
 from opd.device_config import ConfigFileError
-from opd.evaluate.corpus import CLEAN, LABELS_FILE, SPLITS, CorpusError, Run, Runs, find_traces
+from opd.evaluate.corpus import LABELS_FILE, SPLITS, CorpusError, Run, Runs, find_traces
 from opd.evaluate.reference import ReferenceMissing
 from opd.registers import PROFILES
 from opd.texts import printable
@@ -80,7 +80,7 @@ def chosen_runs(paths: Sequence[str], labels_file: str | None, split: str | None
         elif run.label.kind == "near-limit":
             near_limit.append(run)
         elif run.file.parent not in folders:
-            raise CorpusError(run.file, "label", f"{run.label.kind} is not {' or '.join(CLEAN)}",
+            raise CorpusError(run.file, "label", f"{run.label.kind} is not healthy or near-limit",
                               "leave the trace out, or insist with --assume-healthy")
     if not healthy:
         raise CorpusError(paths[0], "label", "no trace is labelled healthy" + (f" in the split {split}" if split else ""),

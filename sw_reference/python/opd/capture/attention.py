@@ -51,7 +51,7 @@ class AttentionMode(TorchFunctionMode):
     def __init__(self, session, name: str, sideband: str, logits: bool, softmax: bool, training: bool):
         super().__init__()
         self._session, self._name = session, name
-        self._how = {"training": training, "gradients": torch.is_grad_enabled()}
+        self._training, self._gradients = training, torch.is_grad_enabled()
         self._sideband, self._logits, self._softmax = sideband, logits, softmax
         self._product = None  # number of elements and observation of the last product, until a softmax takes it
 
@@ -75,7 +75,7 @@ class AttentionMode(TorchFunctionMode):
         return self._session.observe(self._name, "activation", tensor, f":{suffix}", raw)
 
     def _keep(self, observations: list, shape: tuple[int, ...] | None = None) -> None:
-        self._session.keep(observations, shape, **self._how)
+        self._session.keep(observations, shape, self._training, self._gradients)
 
     def _on_product(self, result) -> None:
         if self._logits and _is_matrix_batch(result):

@@ -20,10 +20,13 @@ import os
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from multiprocessing import util as multiprocessing_util
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.jit import _builtins
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -40,6 +43,7 @@ log = logging.getLogger("opd.capture")
 
 MAX_PASSES = 256  # forward passes of a model without any backward: it is not trained
 MAX_RUNS = 1000   # traces of a process
+TESTS = ("isnan", "isinf", "isfinite")
 
 
 class Run:
@@ -56,6 +60,7 @@ class Run:
         self._due = False          # the optimizer has stepped on copies, which the script has yet to copy back
         self._has_gradients = False  # a backward that no optimizer has used
         self._sample: weakref.ref | None = None  # a parameter with its gradient
+        self._last_sample = lambda: None
         self.is_stepping = False  # within the optimizer's step, which may run backward by itself
         capture.watcher = self
         capture.let_go()
@@ -69,9 +74,9 @@ class Run:
     def has(self, module: nn.Module) -> bool:
         return any(reference() is module for reference in self._modules)
 
-    def parameters(self) -> list[Tensor]:
-        return [parameter for reference in self._modules if (module := reference()) is not None
-                for parameter in module.parameters()]
+    def parameters(self) -> Iterator[Tensor]:
+        return (parameter for reference in self._modules if (module := reference()) is not None
+                for parameter in module.parameters())
 
     def is_trained_by(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer's steps are known to be the steps of the run."""
@@ -148,7 +153,11 @@ class Run:
 
     def after_backward(self) -> None:
         self._has_passed, self._has_gradients = False, True
-        self._sample = next((weakref.ref(p) for p in self.parameters() if p.requires_grad and p.grad is not None), None)
+        last = self._last_sample()
+        if last is None or last.grad is None:
+            last = next((p for p in self.parameters() if p.requires_grad and p.grad is not None), None)
+        if last is not None:
+            self._sample = self._last_sample = weakref.ref(last)
 
     def _used(self) -> None:
         self._sample, self._has_gradients = None, False
@@ -167,7 +176,7 @@ def _optimizers_of(parameters) -> list[Optimizer]:
     return [optimizer for optimizer in list(_optimizers) if _share(optimizer, parameters)]
 
 
-def _share(optimizer: Optimizer, parameters: list[Tensor]) -> bool:
+def _share(optimizer: Optimizer, parameters: Iterable[Tensor]) -> bool:
     known = set(map(id, parameters))
     return any(id(parameter) in known for parameter in parameters_of(optimizer))
 
@@ -196,16 +205,26 @@ class AutoCapture:
                          register_optimizer_step_pre_hook(self._before_optimizer_step),
                          register_optimizer_step_post_hook(self._on_optimizer_step)]
         self._patches = [Patch(torch.amp.GradScaler, "step", self._wrap_scaler_step), Patch(Optimizer, "__init__", _wrap_init),
-                         *(Patch(Tensor, name, self._wrap_look) for name in ("item", "__float__", "isnan", "isinf", "isfinite")),
-                         *(Patch(torch, name, self._wrap_look) for name in ("isnan", "isinf", "isfinite"))]
+                         *(Patch(Tensor, name, self._wrap_look) for name in ("item", "__float__", *TESTS))]
+        if hasattr(_builtins, "_register_builtin"):
+            for name in TESTS:
+                self._patches.append(Patch(torch, name, self._wrap_look))
+                _builtins._register_builtin(getattr(torch, name), f"aten::{name}")  # TorchScript knows functions by identity
         os.register_at_fork(after_in_child=self._begin)  # a child that trains is captured by itself
         atexit.register(self.remove)
+        self._at_end_of_worker()
+        multiprocessing_util.register_after_fork(self, AutoCapture._at_end_of_worker)
+
+    def _at_end_of_worker(self) -> None:
+        """Processes of multiprocessing end without atexit."""
+        multiprocessing_util.Finalize(None, self.remove, exitpriority=0)
 
     def _begin(self) -> None:
         self._depth = 0
         self._runs: list[Run] = []
         self._known = WeakIdKeyDictionary(ref_type=WeakIdRef)        # modules inside captured models -> their run
         self._turned_down = WeakIdKeyDictionary(ref_type=WeakIdRef)  # other modules -> what they were turned down for
+        self._removed = False
         self._made = 0               # traces begun
         self._failed = False
         self._refused: str | None = None
@@ -213,7 +232,10 @@ class AutoCapture:
         self._called: Counter[str] = Counter()  # classes of outermost modules that were called and not captured
 
     def remove(self) -> None:
-        """Stops watching and closes the captures."""
+        """Stops watching and closes the captures. A second call does nothing."""
+        if self._removed:
+            return
+        self._removed = True
         atexit.unregister(self.remove)
         for handle in self._handles:
             handle.remove()
@@ -234,7 +256,7 @@ class AutoCapture:
         if torch.compiler.is_compiling():
             return
         self._depth += 1
-        if self._failed:
+        if self._depth > 1 and self._class is None:
             return
         if self._refused is not None:
             self._end_process()  # the script has caught the first one
@@ -296,6 +318,8 @@ class AutoCapture:
 
     def _consider(self, module: nn.Module) -> None:
         """Captures a module that nobody knows, if it is trained."""
+        if self._failed:
+            return
         state = (len(_optimizers), module.training, torch.is_grad_enabled())
         if self._turned_down.get(module) == state:
             self._called[type(module).__name__] += 1
@@ -359,6 +383,7 @@ class AutoCapture:
                     raise
                 self._made += 1  # another process of the same command has that name
         self._made += 1
+        self._runs = [run for run in self._runs if run.capture.is_open]
         for run in self._runs:
             run.capture.is_alone = capture.is_alone = False
         run = Run(capture, module)

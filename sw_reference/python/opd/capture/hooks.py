@@ -147,14 +147,16 @@ class ModelHooks:
             self._session.begin_pass(self._is_training(), torch.is_grad_enabled())
 
     def _on_output(self, name: str, module: nn.Module, arguments, output) -> None:
-        if not (self._session.listening and self.training):
+        if not self._session.listening:
             return
+        training, gradients = self._is_training(), torch.is_grad_enabled()
+        if not (training or gradients or self._session.inference):
+            return  # validation
         recomputed = in_backward()
-        how = {"training": self._is_training(), "gradients": torch.is_grad_enabled()}
         for suffix, tensor in tensors_of(output):
             call = 1
             if not recomputed:
-                call = self._session.keep([self._session.observe(name, "activation", tensor, suffix)], **how)
+                call = self._session.see_output(name, suffix, tensor, training, gradients)
             # A reentrant checkpoint builds the graph only when it computes again.
             if tensor.requires_grad and tensor.is_floating_point() and self._selection.wants("gradient", name):
                 tensor.register_hook(self._session.guard(partial(self._on_gradient, name, suffix, call)))

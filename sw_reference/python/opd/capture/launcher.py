@@ -102,7 +102,7 @@ def _report(heard: Sequence[Mapping]) -> list[str]:
 def _outcome(begun: Mapping, end: Mapping | None) -> str:
     """What became of one capture. end: what its process told last; None when it was killed."""
     path, journal = Path(begun["path"]), Path(begun["journal"])
-    how = "" if end is not None else "the process was killed; "
+    how = "" if end is not None else "the process was killed, or left without its end; "
     if end is None or end["error"] is not None:
         try:
             recover(journal, path)

@@ -12,7 +12,7 @@ from torch import Tensor
 _STORAGE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # bytes per element -> a type that numpy has
 
 
-@dataclass
+@dataclass(slots=True)
 class Observation:
     """One execution of a probe: partial statistics on its device.
 

@@ -132,6 +132,7 @@ class Capture:
         self._sequence = 0                       # of the last observation
         self._passing = 0                        # number of the forward pass
         self._calls: dict[tuple[str, str], int] = {}   # of each module in the pass
+        self._entries: dict[tuple, ProbeEntry | None] = {}  # of what an observation is of
         self._split: dict[tuple[str, str], bool] = {}  # whether the calls of a module have probes of their own
         self._passes: dict[int, tuple[bool, bool]] = {}  # passes of the open step: model in training mode, gradients enabled
         self._trains = False                     # a closed step had a pass in training mode
@@ -388,24 +389,32 @@ class Capture:
             return Observation(name, suffix, kind, form, partials, tuple(tensor.shape),
                                tensor.detach().clone() if keep_raw else None, self._sequence, self._passing, True, True)
 
-    def keep(self, observations: list[Observation | None], shape: tuple[int, ...] | None = None, *, training: bool = True,
-             gradients: bool = True) -> int:
-        """Makes observations of a call part of the step. shape: they are slices of one tensor of that shape. training,
-        gradients: what the model and autograd are set to. Returns which call of the pass it is."""
+    def keep(self, observations: list[Observation | None], shape: tuple[int, ...] | None, training: bool, gradients: bool) -> None:
+        """Makes what was observed of a forward pass part of the step. shape: they are slices of one tensor of that shape, else
+        there is one. training, gradients: what the model and autograd are set to."""
         present = [observation for observation in observations if observation is not None]
         if not present:
-            return 1
+            return
         first = present[0]
         if shape is not None:
             join = torch.cat if isinstance(first.partials, Tensor) else np.concatenate
             first.partials, first.shape, first.raw = join([observation.partials for observation in present]), shape, None
-            present = [first]
-        if first.kind == "activation":
-            key = (first.name, first.suffix)
-            first.call = self._calls[key] = self._calls.get(key, 0) + 1
-            first.training, first.gradients = training, gradients
-        self._observations += present
-        return first.call
+        self._count(first, training, gradients)
+        self._observations.append(first)
+
+    def see_output(self, name: str, suffix: str, tensor: Tensor, training: bool, gradients: bool) -> int:
+        """An output of a module, as part of the step. Returns which call of the pass it is."""
+        observation = self.observe(name, "activation", tensor, suffix)
+        if observation is None:
+            return 1
+        self._count(observation, training, gradients)
+        self._observations.append(observation)
+        return observation.call
+
+    def _count(self, observation: Observation, training: bool, gradients: bool) -> None:
+        key = (observation.name, observation.suffix)
+        observation.call = self._calls[key] = self._calls.get(key, 0) + 1
+        observation.training, observation.gradients = training, gradients
 
     def record(self, name: str, kind: str, tensor: Tensor, suffix: str = "", call: int = 1) -> None:
         """A tensor that is no output of a module, as part of the step. call: of the module whose gradient it is."""
@@ -506,7 +515,8 @@ class Capture:
         self._loss_scale, self._loss_is_scaled, self._grad_norm, self._seen_loss = None, False, None, None
         self._collectives.next_step()
         observations, self._observations = self._observations, []
-        passes = self._all_passes(observations)
+        if not self._trains:
+            self._trains = any(training for training, _ in self._all_passes(observations).values())
         self._passes = {}
         self._mark = _Mark()
         self._next_pass()
@@ -514,7 +524,6 @@ class Capture:
             return
         observations.sort(key=lambda observation: observation.sequence)  # a product is known to be one of attention late
         entries = self._resolve(observations)
-        self._trains |= any(training for training, _ in passes.values())
         order = [name for name in SERIES if isinstance(series[name], Tensor)]
         rates = rates if len(rates) > 1 else []
         waiting = [series[name] for name in order] + [rate for rate in rates if isinstance(rate, Tensor)]
@@ -544,15 +553,18 @@ class Capture:
             self._split.setdefault(key, calls <= MAX_CALLS)
         entries = []
         for observation in observations:
-            call = observation.call
-            if call > 1:
-                separate = self._split.get((observation.name, observation.suffix.removesuffix(GRADIENT)), False)
-                call = min(call, MAX_CALLS) if separate else 1
-            numbered = f"{observation.name}#{call}" if call > 1 else observation.name
-            entries.append(self._registry.find(numbered + observation.suffix, observation.kind, observation.format))
-        kept = [(observation, entry) for observation, entry in zip(observations, entries) if entry is not None]
-        observations[:] = [observation for observation, _ in kept]
-        return [entry for _, entry in kept]
+            key = (observation.name, observation.suffix, observation.kind, observation.format, observation.call)
+            if key not in self._entries:
+                call = observation.call
+                if call > 1:
+                    separate = self._split.get((observation.name, observation.suffix.removesuffix(GRADIENT)), False)
+                    call = min(call, MAX_CALLS) if separate else 1
+                numbered = f"{observation.name}#{call}" if call > 1 else observation.name
+                self._entries[key] = self._registry.find(numbered + observation.suffix, observation.kind, observation.format)
+            entries.append(self._entries[key])
+        if None in entries:  # a trace is full
+            observations[:] = [observation for observation, entry in zip(observations, entries) if entry is not None]
+        return [entry for entry in entries if entry is not None]
 
     def _close_open_step(self) -> None:
         """Writes what was seen of a step that never ended, when it was training: a pass with gradients, in the mode of the steps

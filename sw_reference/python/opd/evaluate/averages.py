@@ -65,14 +65,14 @@ class ZClip(Detector):
 
 
 class OlmoSkipStep(Detector):
-    """|z| against mean and standard deviation of the last 128 samples, the present one excluded; both sides count.
+    """z against mean and standard deviation of the last 128 samples, the present one excluded; only a sample above counts.
 
-    No verdict before max(20, 128 / 2) samples, the present one included. Where neither the window nor the sample moves (0 / 0)
-    there is no alarm; the source would skip that step."""
+    No verdict before 128 / 2 samples, the present one included. Where neither the window nor the sample moves there is no
+    alarm; above a window that does not move any sample is one."""
     name = "olmo-6-sigma"
     source = "allenai/OLMo-core, src/olmo_core/optim/skip_step_optimizer.py"
     settings = {"rolling_interval_length": 128, "sigma_factor": 6}
-    unit = "|z|"
+    unit = "z"
     threshold = 6.0
     sweep = spread(1.5, 6.0, 60)
     samples_needed = 63
@@ -91,7 +91,7 @@ class OlmoSkipStep(Detector):
         """Scores of operators without a non-finite sample: float64 [P, S] -> [P, S]."""
         length = self.settings["rolling_interval_length"]
         steps = x.shape[1]
-        least = max(20, length // 2) - 1  # samples before the present one
+        least = length // 2 - 1  # samples before the present one
         mean, deviation = np.empty(x.shape), np.empty(x.shape)
         for position in range(least, min(length, steps)):  # a window that is not yet full
             window = x[:, :position]
@@ -101,7 +101,8 @@ class OlmoSkipStep(Detector):
                 windows = sliding_window_view(series[:-1], length)
                 mean[row, length:], deviation[row, length:] = windows.mean(axis=1), windows.std(axis=1, ddof=1)
         score = np.full(x.shape, NO_VERDICT)
-        score[:, least:] = ratio(np.abs(x[:, least:] - mean[:, least:]), deviation[:, least:])
+        above = x[:, least:] - mean[:, least:]
+        score[:, least:] = np.where(above > 0, ratio(np.abs(above), deviation[:, least:]), NO_VERDICT)
         return score
 
 

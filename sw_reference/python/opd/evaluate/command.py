@@ -16,11 +16,13 @@ from opd.arguments import Parser
 from opd.device_config import ConfigFileError
 from opd.evaluate import all_detectors
 from opd.evaluate.corpus import LABELS_FILE, SPLITS, UNASSIGNED, CorpusError, Run, Runs, find_traces
-from opd.evaluate.detector import Detector, Samples, of_kinds
+from opd.evaluate.detector import Detector, of_kinds
 from opd.evaluate.figures import CONFIDENCE, RESAMPLES, summarise
 from opd.evaluate.goals import reached
+from opd.evaluate.incident import UNKNOWN
 from opd.evaluate.log import Alarm
-from opd.evaluate.metrics import LEAD_WINDOW, WARM_UP, RunResult, assess, event_step, first_incident, first_nonfinite
+from opd.evaluate.matched import matched
+from opd.evaluate.metrics import LEAD_WINDOW, WARM_UP, Facts, RunResult, assess
 from opd.evaluate.reference import Configured, ReferenceMissing
 from opd.evaluate.report import page_of
 from opd.evaluate.tables import per_run, text
@@ -90,11 +92,11 @@ def hold(detectors: Sequence[Detector], paths: Sequence[str], labels_file: str |
                           f"use {', '.join(detector.name for detector in detectors)}")
     runs, results = [], [[] for _ in detectors]
     for run in _runs(paths, labels_file, kinds, only):
-        samples = Samples.of(run.trace)
-        of_run = [assess(detector, run, samples) for detector in detectors]
+        facts = Facts.of(run)
+        of_run = [assess(detector, facts) for detector in detectors]
         for collected, result in zip(results, of_run):
             collected.append(result)
-        runs.append(_entry(run, samples, detectors, of_run))
+        runs.append(_entry(facts, detectors, of_run))
     if not runs:
         raise CorpusError("--split", only, "has no run among the traces", "name other traces, or give them labels")
     present = [split for split in (*SPLITS, UNASSIGNED) if any(run["split"] == split for run in runs)]
@@ -106,8 +108,9 @@ def hold(detectors: Sequence[Detector], paths: Sequence[str], labels_file: str |
     return {"format": "opd-evaluation", "version": 1, "seed": seed, "confidence": CONFIDENCE, "resamples": RESAMPLES,
             "lead_window": LEAD_WINDOW, "warm_up_samples": WARM_UP, "kinds": sorted(kinds) if kinds else list(KINDS),
             "only_split": only,
-            "classes_without_run": [kind for kind in LABELS if kind not in classes],
-            "runs": runs, "detectors": entries, "goals": reached(entries, goals_of)}
+            "classes_without_run": [kind for kind in LABELS if kind not in (*classes, UNKNOWN)],
+            "runs": runs, "detectors": entries, "matched": matched(detectors, results, seed),
+            "goals": reached(entries, goals_of)}
 
 
 def _chosen(names: Sequence[str] | None, config_file: str | None) -> list[Detector]:
@@ -123,8 +126,9 @@ def _chosen(names: Sequence[str] | None, config_file: str | None) -> list[Detect
 
 def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | None, split: str | None) -> Iterator[Run]:
     """The runs, one after the other, and then whether every label had a trace. split: only those of it."""
-    found = Runs(find_traces(paths), labels_file)
-    for run in found.read(split):
+    files = find_traces(paths)
+    found = Runs(files, labels_file)
+    for run in _counted(found.read(split), len(files)):
         if kinds:
             try:
                 run = replace(run, trace=of_kinds(run.trace, set(kinds)))
@@ -140,16 +144,35 @@ def _runs(paths: Sequence[str], labels_file: str | None, kinds: Sequence[str] | 
                                       "correct it, remove it, or name its trace as well")
 
 
-def _entry(run: Run, samples: Samples, detectors: Sequence[Detector], results: Sequence[RunResult]) -> dict:
+def _counted(runs: Iterator[Run], traces: int) -> Iterator[Run]:
+    """The runs; on a terminal a line tells how many there were, and goes away at the end."""
+    if not sys.stderr.isatty():
+        yield from runs
+        return
+    try:
+        for number, run in enumerate(runs, 1):
+            print(f"\r\x1b[Kopd evaluate: {number} of {traces} traces", end="", file=sys.stderr, flush=True)
+            yield run
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _entry(facts: Facts, detectors: Sequence[Detector], results: Sequence[RunResult]) -> dict:
     """One entry of `runs` in evaluation.json."""
-    label = run.label
-    first_bad = first_nonfinite(samples)
-    op = first_incident(run, first_bad)
-    incident = None if op is None else {"op": op, "probe": run.trace.probes[op].name, "step": int(samples.step[first_bad[op]])}
-    return {"name": run.trace.name, "file": run.file.name, "class": label.kind, "split": label.split, "label_from": label.file,
-            "decided": label.decided, "steps": len(run.trace.step), "probes": len(run.trace.probes),
-            "first_incident": incident, "event_step": event_step(run, samples, first_bad),
-            "operators_nonfinite": results[0].operators, "overflows": results[0].log.overflows,
+    run, op, lost = facts.run, facts.incident, facts.run.unlocated
+    incident = without = None
+    if op is not None:
+        finite = bool(facts.samples.finite[facts.bad, op])
+        incident = {"op": op, "probe": run.trace.probes[op].name, "step": int(facts.samples.step[facts.bad]),
+                    "what": "clipped" if finite else "non-finite"}
+    if lost is not None:
+        without = {"step": lost.step, "what": list(lost.what)}
+    outcome = "operator" if incident else "no operator" if without else "unknown" if run.label.kind == UNKNOWN else "none"
+    return {"name": run.trace.name, "file": run.file.name, "class": run.label.kind, "split": run.label.split,
+            "label_from": run.label.file, "decided": run.label.decided, "steps": len(run.trace.step),
+            "probes": len(run.trace.probes), "outcome": outcome, "first_incident": incident,
+            "incident_without_operator": without, "event_step": facts.event, "operators_nonfinite": results[0].operators,
+            "overflows": results[0].log.overflows, "gradient_overflows": results[0].gradients.probe_steps,
             "detectors": [_said(run, detector, result) for detector, result in zip(detectors, results)]}
 
 
@@ -167,4 +190,7 @@ def _said(run: Run, detector: Detector, result: RunResult) -> dict:
             "upstream_operators": None if upstream is None else upstream.operators,
             "has_verdict": log.has_verdict, "alarms": log.alarms, "first_alarm": told(log.first),
             "alarm_before": told(log.before), "alarm_same_step": told(log.same_step),
-            "alarm_at_incident": log.at_incident, "overflows_warned": log.overflows_warned}
+            "alarm_at_incident": log.at_incident, "overflows_warned": log.overflows_warned,
+            "gradient_overflows_forecast": result.gradients.alarms,
+            "alarms_before_incident": result.before_incident.alarms,
+            "alarms_before_own_alarm": result.before_own_alarm.alarms}

@@ -7,6 +7,7 @@
     first_bad_op = "block.2.attn.qk"
     decided = "computed: 91 steps below 4 bits of headroom before"    # how the label came about
     event_step = 230                      # optional: a step to report on, where nothing need be non-finite (a loss that jumps)
+    incident = "none"                     # optional, of injected and data: nothing went wrong, the run counts in no recall
 """
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import safetensors
 
+from opd.evaluate.detector import Samples, clipped_values
+from opd.evaluate.incident import CLEAN, SATURATING, UNKNOWN, Unlocated, first_forward, signs, unlocated
 from opd.trace import LABELS, Trace
 
 LABELS_FILE = "labels.toml"
@@ -27,8 +29,7 @@ UNASSIGNED = "unassigned"  # split of a run that no labels file names
 _KEYS = {"class": str, "split": str, "first_bad_step": int, "first_bad_op": str, "decided": str, "event_step": int,
          "incident": str}
 _REQUIRED = ("class", "split", "decided")
-CLEAN = ("healthy", "stressed", "near-limit")  # classes without an incident in the forward pass
-UNKNOWN = "unknown"  # class of a run of which something was not understood: neither clean nor an incident
+FAULTS = ("injected", "data")  # classes of which a run may be without an incident
 
 
 class CorpusError(ValueError):
@@ -48,6 +49,7 @@ class Label:
     decided: str
     file: str                  # where it says so
     event_step: int | None = None
+    no_incident: bool = False  # what was done to the run had no consequence
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Run:
     file: Path
     trace: Trace
     label: Label
+    unlocated: Unlocated | None = None  # the incident, where no operator shows it
 
 
 def find_traces(paths: Sequence[str]) -> list[Path]:
@@ -110,10 +113,18 @@ def _label(file: Path, name: str, entry) -> Label:
         fail("split", f"{entry['split']!r} is no split", f"use {' or '.join(SPLITS)}")
     if ("first_bad_step" in entry) != ("first_bad_op" in entry):
         fail("first_bad_step", "and first_bad_op are not both there", "give both or none")
-    if entry["class"] in CLEAN and "first_bad_op" in entry:
+    if entry["class"] in (*CLEAN, UNKNOWN) and "first_bad_op" in entry:
         fail("first_bad_op", f"is given, but the class is {entry['class']}", "correct one of the two")
+    if "incident" in entry:
+        if entry["incident"] != "none":
+            fail("incident", f"{entry['incident']!r} is not known", 'write "none", or leave it out')
+        if entry["class"] not in FAULTS:
+            fail("incident", f"is given, but the class is {entry['class']}",
+                 f"it belongs to the classes {' and '.join(FAULTS)}")
+        if "first_bad_op" in entry:
+            fail("incident", 'is "none", but first_bad_op is given', "correct one of the two")
     return Label(entry["class"], entry["split"], entry.get("first_bad_step"), entry.get("first_bad_op"), entry["decided"],
-                 file.name, entry.get("event_step"))
+                 file.name, entry.get("event_step"), "incident" in entry)
 
 
 def name_of(file: Path) -> str | None:
@@ -129,32 +140,70 @@ def load(file: Path, labels: dict[str, Label], labels_file: Path | None) -> Run:
     """A trace with its label, which must agree with it. Raises CorpusError, TraceError."""
     trace = Trace.read(file)
     label = labels.get(trace.name)
-    if label is None:
-        return Run(file, trace, Label(trace.label, UNASSIGNED, trace.first_bad_step, trace.first_bad_op,
-                                      "metadata of the trace", file.name))
+    label = _own_label(trace, file) if label is None else label
+    if label.split != UNASSIGNED:
+        _check(trace, label, file, labels_file)
+    return Run(file, trace, label, _unlocated(trace, label))
 
+
+def _unlocated(trace: Trace, label: Label) -> Unlocated | None:
+    """The incident of a run, where no operator output shows it; None when one does, or when there is no incident."""
+    if label.kind in (*CLEAN, UNKNOWN) or label.no_incident or label.first_bad_op is not None:
+        return None
+    return unlocated(trace, Samples.of(trace, label.kind == SATURATING).bad,
+                     scaler_at_work=label.kind in FAULTS and trace.loss_scale is not None)
+
+
+def _contradiction(trace: Trace) -> str | None:
+    """What in a trace is non-finite although the run is said to be without an incident; None without any. Gradients are not
+    meant, because they overflow under a loss scaler as a matter of course, nor then their norm."""
+    forward = first_forward(trace, trace.nonfinite > 0)
+    if forward is not None:
+        return f"{trace.probes[forward[1]].name} is non-finite at step {forward[0]}"
+    found = signs(trace, scaler_at_work=trace.loss_scale is not None)
+    return None if found is None else f"{found.what[0]} is non-finite at step {found.step}"
+
+
+def _own_label(trace: Trace, file: Path) -> Label:
+    """What the trace says itself, unless its own numbers say otherwise: a run that went wrong is never called clean."""
+    kind, decided = trace.label, "metadata of the trace"
+    wrong = _contradiction(trace) if kind in (*CLEAN, UNKNOWN) else None
+    if wrong is not None:
+        kind, decided = "sudden", f"metadata of the trace says {kind}, but {wrong}"
+    named = (None, None) if kind == SATURATING else (trace.first_bad_step, trace.first_bad_op)  # of a non-finite value
+    return Label(kind, UNASSIGNED, *named, decided, file.name)
+
+
+def _check(trace: Trace, label: Label, file: Path, labels_file: Path | None) -> None:
+    """Whether an entry of a labels file agrees with its trace. Raises CorpusError."""
     def fail(key, wrong):
         raise CorpusError(labels_file, f"runs.{trace.name}.{key}", wrong, f"correct it, or the trace {file.name}")
 
     if label.event_step is not None and label.event_step not in trace.step:
         fail("event_step", f"{label.event_step} is no step of the trace")
+    if label.kind in (*CLEAN, UNKNOWN) or label.no_incident:
+        wrong = _contradiction(trace)
+        if wrong is not None:
+            fail("incident" if label.no_incident else "class", f"{'none' if label.no_incident else label.kind}, but {wrong}")
+    clipped = clipped_values(trace)
+    if label.kind == SATURATING:
+        first = first_forward(trace, clipped)
+        if first is None:
+            fail("class", f"{SATURATING}, but no activation holds a clipped value"
+                 + (" (the trace has no counts of saturated elements)" if trace.saturated is None else ""))
+        bad = first_forward(trace, trace.nonfinite > 0)
+        if bad is not None and bad <= first:
+            fail("class", f"{SATURATING}, but {trace.probes[bad[1]].name} is non-finite at step {bad[0]}, and the first clipped "
+                 f"value is at step {first[0]}")
     if label.first_bad_op is not None:
         op = next((op for op, probe in enumerate(trace.probes) if probe.name == label.first_bad_op), None)
         if op is None:
             fail("first_bad_op", f"{label.first_bad_op!r} is no probe of the trace")
-        counts = trace.nonfinite[:, op]
-        if label.kind == "saturating" and trace.saturated is not None:
-            counts = counts + trace.saturated[:, op]
-        bad = trace.step[counts > 0]
+        what, values = ("clipped", clipped) if label.kind == SATURATING else ("non-finite", trace.nonfinite > 0)
+        bad = trace.step[values[:, op]]
         if not len(bad) or bad[0] != label.first_bad_step:
-            found = f"its first non-finite value is at step {bad[0]}" if len(bad) else "it never goes non-finite"
+            found = f"its first {what} value is at step {bad[0]}" if len(bad) else f"it never holds a {what} value"
             fail("first_bad_step", f"{label.first_bad_op} at step {label.first_bad_step} is asked for, but {found}")
-    elif label.kind in CLEAN:
-        forward = np.array([probe.kind == "activation" for probe in trace.probes])
-        bad = np.argwhere((trace.nonfinite > 0) & forward)
-        if len(bad):
-            fail("class", f"{label.kind}, but {trace.probes[bad[0][1]].name} is non-finite at step {trace.step[bad[0][0]]}")
-    return Run(file, trace, label)
 
 
 class Runs:

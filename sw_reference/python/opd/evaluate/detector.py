@@ -26,6 +26,7 @@ class Samples:
     trace: Trace
     magnitude: np.ndarray  # float64 [S, P], largest finite magnitude
     finite: np.ndarray     # bool [S, P]
+    bad: np.ndarray        # bool [S, P], not finite; where clipped values count, an activation that holds one as well
     limit: np.ndarray      # float64 [P], largest finite magnitude of the operator's format
     derived: dict = field(default_factory=dict, compare=False)  # what detectors of one kind compute only once for a trace
 
@@ -34,9 +35,28 @@ class Samples:
         return self.trace.step
 
     @staticmethod
-    def of(trace: Trace) -> Samples:
-        return Samples(trace, trace.max_abs.astype(np.float64), trace.nonfinite == 0,
+    def of(trace: Trace, clipped: bool = False) -> Samples:
+        """clipped: whether a clipped value of an activation is an incident (class saturating)."""
+        finite = trace.nonfinite == 0
+        return Samples(trace, trace.max_abs.astype(np.float64), finite, ~finite | clipped_values(trace) if clipped else ~finite,
                        np.array([float(FORMATS[probe.format].max_value) for probe in trace.probes]))
+
+
+def clipped_values(trace: Trace) -> np.ndarray:
+    """Where an activation holds a value of the format's largest magnitude, as a cast that saturates leaves it: bool [S, P]."""
+    if trace.saturated is None:
+        return np.zeros(trace.max_abs.shape, bool)
+    return (trace.saturated > 0) & np.array([probe.kind == "activation" for probe in trace.probes])
+
+
+def scale_log2(trace: Trace) -> np.ndarray:
+    """floor(log2) of the loss scale in each operand, 0 where there is none (docs/formats.md): int8 [S, P]."""
+    scale = np.zeros(trace.max_abs.shape, np.int8)
+    if trace.loss_scale is not None:
+        gradients = [op for op, probe in enumerate(trace.probes) if probe.kind == "gradient"]
+        exponent = np.frexp(trace.loss_scale)[1] - 1  # exact
+        scale[:, gradients] = np.clip(exponent, -128, 127).astype(np.int8)[:, None]
+    return scale
 
 
 def of_kinds(trace: Trace, kinds: set[str]) -> Trace:
@@ -50,17 +70,13 @@ def of_kinds(trace: Trace, kinds: set[str]) -> Trace:
 
 
 def hold(alarms: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Whether an alarm stands after each sample of one operator: bool [S], int64 [S] -> bool [S].
+    """Whether an alarm stands after each sample: bool [S] or [S, P], int64 [S] -> as the alarms.
 
     The STABLE row of docs/controller.md with every sample without an alarm as a quiet one; steps are counted as there."""
-    standing = np.zeros(len(step), bool)
-    stands, timer, last = False, 0, int(step[0]) if len(step) else 0
-    for s, (alarm, now) in enumerate(zip(alarms.tolist(), step.tolist())):
-        elapsed = (now - last) % 256
-        timer = 0 if alarm else timer + (elapsed if elapsed < 128 else 0)
-        stands = alarm or (stands and timer < CONFIG_RESET["quiet_steps"])
-        standing[s], last = stands, now
-    return standing
+    elapsed = np.diff(step, prepend=step[:1]) % 256
+    timer = np.cumsum(np.where(elapsed < 128, elapsed, 0)).reshape(-1, *[1] * (alarms.ndim - 1))
+    last = np.maximum.accumulate(np.where(alarms, timer, -CONFIG_RESET["quiet_steps"]), axis=0)  # at the last alarm
+    return timer - last < CONFIG_RESET["quiet_steps"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,11 @@ class Detector:
     samples_needed = 0            # of an operator before the first verdict on it
     state_bits: int               # per operator, without the controller's 20
     operations: Mapping[str, int]  # per sample, by kind; shifts and selections are not counted, a maximum is a comparison
+
+    @property
+    def rule(self) -> str:
+        """Name of the rule, whatever its published threshold: the same for detectors that differ in nothing else."""
+        return self.name
 
     def score(self, samples: Samples, threshold: float) -> np.ndarray:
         """float64 [S, P]; NO_VERDICT where the rule says nothing. The threshold matters to adaptive rules only."""

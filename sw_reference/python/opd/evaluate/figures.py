@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from opd.evaluate.corpus import CLEAN
 from opd.evaluate.detector import Detector
-from opd.evaluate.metrics import INCIDENT_CLASSES, Count, RunResult
+from opd.evaluate.incident import CLEAN
+from opd.evaluate.metrics import INCIDENT_CLASSES, Count, Outcome, RunResult
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -54,11 +55,18 @@ def bootstrap(values: Sequence, figure: Callable[[np.ndarray], np.ndarray], seed
     NaN where it does not exist."""
     if len(values) < 2:
         return None
-    draws = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
-    found = figure(np.asarray(values)[draws])
+    found = figure(np.asarray(values)[_draws(len(values), seed)])
     found = sorted(found[~np.isnan(found)].tolist())
     tail = (1 - CONFIDENCE) / 2
     return (quantile(found, tail), quantile(found, 1 - tail)) if found else None
+
+
+@lru_cache(maxsize=32)
+def _draws(runs: int, seed: int) -> np.ndarray:
+    """Runs drawn with replacement: int64 [RESAMPLES, runs]."""
+    draws = np.random.default_rng(seed).integers(runs, size=(RESAMPLES, runs))
+    draws.flags.writeable = False
+    return draws
 
 
 def rate_interval(counts: Sequence[Count], seed: int) -> tuple[float, float] | None:
@@ -78,13 +86,13 @@ def quantile_interval(values: Sequence[int], q: float, seed: int) -> tuple[int, 
     return None if bounds is None else (int(bounds[0]), int(bounds[1]))
 
 
-def incident_figures(results: Sequence[RunResult], seed: int) -> dict:
+def incident_figures(outcomes: Sequence[Outcome], seed: int) -> dict:
     """Recall, lead and alarms upstream of the runs that have an incident."""
-    results = [result for result in results if result.lead is not None]
-    leads = [result.lead for result in results]
+    outcomes = [outcome for outcome in outcomes if outcome.lead is not None]
+    leads = [outcome.lead for outcome in outcomes]
     incidents, detected = len(leads), sum(lead > 0 for lead in leads)
-    operators = [result.upstream.operators for result in results if result.upstream.operators is not None]
-    chances = [result.upstream.by_chance for result in results if result.upstream.by_chance is not None]
+    operators = [outcome.upstream.operators for outcome in outcomes if outcome.upstream.operators is not None]
+    chances = [outcome.upstream.by_chance for outcome in outcomes if outcome.upstream.by_chance is not None]
     return {
         "incidents": incidents, "detected": detected, "recall": detected / incidents if incidents else None,
         "recall_interval": clopper_pearson(detected, incidents),
@@ -96,34 +104,63 @@ def incident_figures(results: Sequence[RunResult], seed: int) -> dict:
         "upstream_by_chance": sum(chances) / len(chances) if chances else None}
 
 
+def rate_figures(what: str, counts: Sequence[Count], seed: int) -> dict:
+    """The rate of these alarms, its interval, and the probe-steps behind it."""
+    return {f"false_alarms_{what}_per_1000": per_1000(counts), f"false_alarms_{what}_interval": rate_interval(counts, seed),
+            f"probe_steps_{what}": sum(counts, Count()).probe_steps}
+
+
+def quiet_rates(outcomes: Sequence[tuple[str, Outcome]], seed: int) -> dict:
+    """Rates of false alarms in the runs without an incident. outcomes: each with the class of its run."""
+    def of(kinds: Sequence[str], count: Callable[[Outcome], Count]) -> list[Count]:
+        return [count(outcome) for kind, outcome in outcomes if kind in kinds]
+
+    def whole(outcome: Outcome) -> Count:
+        return outcome.warm_up + outcome.false_alarms
+
+    figures = {}
+    for what, counts in (("healthy", of(("healthy",), lambda o: o.false_alarms)),
+                         ("healthy_with_warm_up", of(("healthy",), whole)),
+                         ("stressed", of(("stressed",), lambda o: o.false_alarms)),
+                         ("stressed_with_warm_up", of(("stressed",), whole)),
+                         ("near_limit", of(("near-limit",), lambda o: o.false_alarms)),
+                         ("warm_up", of(CLEAN, lambda o: o.warm_up))):
+        figures |= rate_figures(what, counts, seed)
+    return figures
+
+
+def _of_incidents(results: Sequence[RunResult], seed: int) -> dict:
+    """`incident_figures`, and what only the published setting is asked for."""
+    known = [result for result in results if result.lead is not None]
+    return {**incident_figures(results, seed), "incidents_without_operator": sum(result.unlocated for result in results),
+            **rate_figures("before_incident", [result.before_incident for result in known], seed),
+            **rate_figures("before_own_alarm", [result.before_own_alarm for result in known], seed)}
+
+
 def summarise(detector: Detector, results: Sequence[RunResult], split: str, seed: int) -> dict:
     """One entry of `detectors` in evaluation.json (docs/evaluation.md). results: the runs of that split."""
+    gradients = [result.gradients for result in results]
+    total = sum(gradients, Count())
+    share = rate_interval(gradients, seed)
     entry = {
         "name": detector.name, "split": split, "source": detector.source, "settings": dict(detector.settings),
         "unit": detector.unit, "threshold": detector.threshold,
-        **incident_figures(results, seed),
-        "recall_by_class": {kind: incident_figures([r for r in results if r.kind == kind], seed) for kind in INCIDENT_CLASSES},
-        "operators": sum(result.operators for result in results if result.kind not in CLEAN),
-        "operators_detected": sum(result.operators_detected for result in results if result.kind not in CLEAN),
+        **_of_incidents(results, seed),
+        "recall_by_class": {kind: _of_incidents([r for r in results if r.kind == kind], seed) for kind in INCIDENT_CLASSES},
+        "operators": sum(result.operators for result in results if result.kind in INCIDENT_CLASSES),
+        "operators_detected": sum(result.operators_detected for result in results if result.kind in INCIDENT_CLASSES),
+        "gradient_overflows": total.probe_steps, "gradient_overflows_forecast": total.alarms,
+        "gradient_overflows_share": total.alarms / total.probe_steps if total.probe_steps else None,
+        "gradient_overflows_interval": share and (share[0] / 1000, share[1] / 1000),
+        **quiet_rates([(result.kind, result) for result in results], seed),
     }
-    healthy = [result for result in results if result.kind == "healthy"]
-    counts = {"healthy": [r.false_alarms for r in healthy],
-              "stressed": [r.false_alarms for r in results if r.kind == "stressed"],
-              "near_limit": [r.false_alarms for r in results if r.kind == "near-limit"],
-              "warm_up": [r.warm_up for r in results if r.kind in CLEAN],
-              "healthy_with_warm_up": [r.warm_up + r.false_alarms for r in healthy]}
-    for what, runs in counts.items():
-        entry[f"false_alarms_{what}_per_1000"] = per_1000(runs)
-        entry[f"false_alarms_{what}_interval"] = rate_interval(runs, seed)
-        entry[f"probe_steps_{what}"] = sum(runs, Count()).probe_steps
     entry["state_bits"] = detector.state_bits
     entry["operations"] = sum(detector.operations.values())
     entry["operations_by_kind"] = dict(detector.operations)
     entry["roc"] = []
     for index, threshold in enumerate(detector.sweep):
-        seen = [r.sweep[index][0] for r in results if r.sweep[index][0] is not None]
-        rates = {kind: per_1000([r.sweep[index][1] for r in results if r.kind == kind]) for kind in CLEAN}
+        seen = [r.sweep[index].lead > 0 for r in results if r.lead is not None]
+        rates = {kind: per_1000([r.sweep[index].false_alarms for r in results if r.kind == kind]) for kind in CLEAN}
         entry["roc"].append({"threshold": threshold, "recall": sum(seen) / len(seen) if seen else None,
-                             "false_alarms_healthy_per_1000": rates["healthy"],
-                             "false_alarms_near_limit_per_1000": rates["near-limit"]})
+                             **{f"false_alarms_{kind.replace('-', '_')}_per_1000": rate for kind, rate in rates.items()}})
     return entry

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from opd.evaluate.detector import NO_VERDICT, Detector, Samples
+from opd.evaluate.detector import NO_VERDICT, Detector, Samples, scale_log2
+from opd.registers import CONFIG_RESET
 
-HEADROOMS = (0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12, 16)  # bits
+HEADROOMS = (0.125, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 5, 6, 8, 10, 12, 16)  # bits
 
 
 class StaticHeadroom(Detector):
@@ -17,6 +18,7 @@ class StaticHeadroom(Detector):
     state_bits = 0
     operations = {"compare": 1}
     sweep = tuple(-bits for bits in HEADROOMS)
+    rule = "static-headroom"
 
     def __init__(self, bits: float):
         self.name = f"static-headroom-{bits:g}"
@@ -24,8 +26,27 @@ class StaticHeadroom(Detector):
         self.threshold = -float(bits)
 
     def score(self, samples: Samples, threshold: float) -> np.ndarray:
-        with np.errstate(divide="ignore"):
-            return np.where(samples.finite, np.log2(samples.magnitude / samples.limit), NO_VERDICT)
+        if "headroom" not in samples.derived:
+            with np.errstate(divide="ignore"):
+                samples.derived["headroom"] = -np.log2(samples.magnitude / samples.limit)
+        return np.where(samples.finite, -samples.derived["headroom"], NO_VERDICT)
+
+
+class StaticHeadroomScaled(StaticHeadroom):
+    """The same with the forecast engine's special case: an operand under a loss scale alarms in the last HEADROOM_SCALED alone,
+    whatever the threshold. What forecast has beyond this rule is forecasting."""
+    source = "the plain threshold, with FORECAST.HEADROOM_SCALED of docs/numerics.md for operands under a loss scale"
+    rule = "static-headroom-scaled"
+
+    def __init__(self, bits: float):
+        super().__init__(bits)
+        self.name += "-scaled"
+        self.settings = {**self.settings, "headroom_scaled_bits": CONFIG_RESET["forecast_headroom_scaled"] / 32}
+
+    def score(self, samples: Samples, threshold: float) -> np.ndarray:
+        score = super().score(samples, threshold)
+        fixed = np.where(score >= -self.settings["headroom_scaled_bits"], np.inf, NO_VERDICT)
+        return np.where(scale_log2(samples.trace) != 0, fixed, score)
 
 
 class FpCheckerDangerZone(Detector):

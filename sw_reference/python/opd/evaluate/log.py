@@ -17,21 +17,21 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Log:
-    """Alarms of a run; none of an operator from its first non-finite value on."""
+    """Alarms of a run; none of an operator from its first bad value on."""
     has_verdict: bool           # whether any operator has more samples than the rule needs before its first verdict
     alarms: int
     first: Alarm | None         # the earliest of the run
     before: Alarm | None        # the earliest in the window of steps before the event; None without an event
-    same_step: Alarm | None     # the earliest operator in the step of the event, of those before the one that goes non-finite
-    at_incident: bool           # an alarm on the non-finite value itself
-    overflows: int              # stretches of steps in which some operator is non-finite
+    same_step: Alarm | None     # the earliest operator in the step of the event, of those before the one that goes bad
+    at_incident: bool           # an alarm on the bad value itself
+    overflows: int              # stretches of steps in which some operator is bad: non-finite, or clipped where that counts
     overflows_warned: int       # of them, those with an alarm in the window of steps before
 
 
 def said(detector: Detector, verdict: Verdict, samples: Samples, first_bad: np.ndarray, event: int | None,
          incident: int | None, window: int) -> Log:
-    """The log of a detector. first_bad: sample of each operator's first non-finite value, S without one: int64 [P];
-    event: step; incident: operator that goes non-finite at that step, None when none does; window: steps before an event in
+    """The log of a detector. first_bad: sample of each operator's first bad value, S without one: int64 [P];
+    event: step; incident: operator that goes bad at that step, None when none does; window: steps before an event in
     which an alarm counts as near."""
     own = np.arange(len(samples.step))[:, None] < first_bad
     alarms = verdict.alarms & own
@@ -52,6 +52,6 @@ def said(detector: Detector, verdict: Verdict, samples: Samples, first_bad: np.n
 
 
 def overflow_steps(samples: Samples) -> list[int]:
-    """First step of each stretch of samples in which some operator is non-finite."""
-    bad = ~samples.finite.all(axis=1)
+    """First step of each stretch of samples in which some operator is bad."""
+    bad = samples.bad.any(axis=1)
     return samples.step[bad & ~np.concatenate([[False], bad[:-1]])].tolist()

@@ -4,12 +4,14 @@ Words and definitions are those of docs/metrics.md: alarm, standing alarm, incid
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from opd.evaluate.corpus import CLEAN, UNKNOWN, Run
-from opd.evaluate.detector import Detector, Samples, Verdict
+from opd.evaluate.corpus import Run
+from opd.evaluate.detector import Detector, Samples, Verdict, hold
+from opd.evaluate.incident import CLEAN, SATURATING, UNKNOWN, earliest, first_bad
 from opd.evaluate.log import Log, said
 from opd.trace import LABELS
 
@@ -18,24 +20,23 @@ WARM_UP = 32            # first samples of a run
 INCIDENT_CLASSES = tuple(kind for kind in LABELS if kind not in (*CLEAN, UNKNOWN))
 
 
-def first_nonfinite(samples: Samples) -> np.ndarray:
-    """Index of the sample at which each operator first goes non-finite: int64 [P], S where it never does."""
-    bad = ~samples.finite
-    return np.where(bad.any(axis=0), bad.argmax(axis=0), len(bad))
-
-
-def first_incident(run: Run, first_bad: np.ndarray) -> int | None:
-    """Operator of the run's first incident: the one its label names, else the earliest activation, else the earliest of all.
-    None for a healthy or near-limit run: a gradient that overflows there is the loss scaler at work."""
-    if run.label.kind in (*CLEAN, UNKNOWN):
+def first_incident(run: Run, first: np.ndarray) -> int | None:
+    """Operator of the run's first incident: the one its label names, else the earliest activation, else the earliest of the
+    other operator outputs. None without one: in a clean run a gradient that overflows is the loss scaler at work."""
+    if run.label.kind in (*CLEAN, UNKNOWN) or run.label.no_incident or run.unlocated is not None:
         return None
-    steps = len(run.trace.step)
     names = [probe.name for probe in run.trace.probes]
-    if run.label.first_bad_op in names:
-        return names.index(run.label.first_bad_op)
-    order = [op for op in np.argsort(first_bad, kind="stable") if first_bad[op] < steps]
-    forward = [op for op in order if run.trace.probes[op].kind == "activation"]
-    return int((forward or order)[0]) if order else None
+    return names.index(run.label.first_bad_op) if run.label.first_bad_op in names else earliest(run.trace, first)
+
+
+def event_step(run: Run, samples: Samples, first: np.ndarray) -> int | None:
+    """Step of the event that the label names, else of the incident; None without either."""
+    if run.label.event_step is not None:
+        return run.label.event_step
+    op = first_incident(run, first)
+    if op is None:
+        return None if run.unlocated is None else run.unlocated.step
+    return int(samples.step[first[op]])
 
 
 def lead_steps(standing: np.ndarray, step: np.ndarray, bad: int) -> int:
@@ -48,13 +49,13 @@ def lead_steps(standing: np.ndarray, step: np.ndarray, bad: int) -> int:
     return int(min(step[bad] - step[start], LEAD_WINDOW))
 
 
-def judged(samples: Samples, first_bad: np.ndarray) -> np.ndarray:
-    """Samples at which an alarm is a false one: bool [S, P]. Not those from an operator's first non-finite value on, nor the
+def judged(samples: Samples, first: np.ndarray) -> np.ndarray:
+    """Samples at which an alarm is a false one: bool [S, P]. Not those from an operator's first bad value on, nor the
     LEAD_WINDOW steps before it, where an alarm is a warning."""
     steps = len(samples.step)
     index = np.arange(steps)[:, None]
-    bad_step = samples.step[np.minimum(first_bad, steps - 1)]
-    return (index < first_bad) & ((first_bad == steps) | (samples.step[:, None] < bad_step - LEAD_WINDOW))
+    bad_step = samples.step[np.minimum(first, steps - 1)]
+    return (index < first) & ((first == steps) | (samples.step[:, None] < bad_step - LEAD_WINDOW))
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,59 @@ class Count:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What is known of a run, whatever a detector says of it: S steps, P operators."""
+    run: Run
+    samples: Samples
+    first: np.ndarray      # int64 [P], each operator's first bad sample, S without one
+    incident: int | None   # operator of the first incident
+    event: int | None      # step of the event
+    negative: np.ndarray   # bool [S, P], `judged`
+    overflows: list[tuple[int, np.ndarray]]  # of gradients: `gradient_overflows`
+
+    @staticmethod
+    def of(run: Run) -> Facts:
+        samples = Samples.of(run.trace, run.label.kind == SATURATING)
+        first = first_bad(samples.bad)
+        return Facts(run, samples, first, first_incident(run, first), event_step(run, samples, first), judged(samples, first),
+                     gradient_overflows(samples) if run.label.kind != UNKNOWN else [])
+
+    @property
+    def bad(self) -> int | None:
+        """Sample of the first incident."""
+        return None if self.incident is None else int(self.first[self.incident])
+
+    @cached_property
+    def judged_steps(self) -> tuple[int, int]:
+        """Probe-steps that are judged: after the warm-up, and in it."""
+        return int(self.negative[WARM_UP:].sum()), int(self.negative[:WARM_UP].sum())
+
+
+def gradient_overflows(samples: Samples) -> list[tuple[int, np.ndarray]]:
+    """The overflows of gradients under a loss scale: the first sample of each stretch of samples with a non-finite gradient,
+    and the gradients, int64 [n], that are so in it. None from the first non-finite activation on: there it is a consequence."""
+    if samples.trace.loss_scale is None:
+        return []
+    kinds = np.array([probe.kind for probe in samples.trace.probes])
+    bad = ~samples.finite & (kinds == "gradient")
+    any_bad, forward = bad.any(axis=1), (~samples.finite & (kinds == "activation")).any(axis=1)
+    end = int(forward.argmax()) if forward.any() else len(forward)
+    starts = np.flatnonzero(any_bad & ~np.concatenate([[False], any_bad[:-1]]))
+    return [(int(start), np.flatnonzero(bad[start])) for start in starts if start < end]
+
+
+def overflows_forecast(alarms: np.ndarray, facts: Facts) -> Count:
+    """Of the overflows of gradients those before which an alarm of one of the gradients concerned was standing: one that was
+    raised since its last overflow, on a finite sample, and not withdrawn."""
+    samples, seen = facts.samples, 0
+    for start, ops in facts.overflows:
+        raised, index = (alarms & samples.finite)[:start, ops], np.arange(start)[:, None]
+        last_bad = np.where(samples.finite[:start, ops], -1, index).max(axis=0, initial=-1)
+        seen += bool(start and hold(raised & (index > last_bad), samples.step[:start])[-1].any())
+    return Count(seen, len(facts.overflows))
+
+
+@dataclass(frozen=True)
 class Upstream:
     """Alarms of the operators before that of the first incident, which is not itself one of them."""
     op: int | None              # the earliest that raises an alarm in the step of the incident
@@ -77,8 +131,8 @@ class Upstream:
 
 def upstream(alarms: np.ndarray, samples: Samples, op: int, bad: int) -> Upstream:
     """Of the incident in operator `op` at sample `bad`. alarms: bool [S, P]. An alarm counts only in its own step: one that
-    merely stands does not, and a non-finite value is none."""
-    raised = (alarms & samples.finite)[:, :op]
+    merely stands does not, and a bad value is none."""
+    raised = (alarms & ~samples.bad)[:, :op]
     flagged = np.flatnonzero(raised[bad])
     first = int(flagged[0]) if len(flagged) else None
     before = samples.step < samples.step[bad] - LEAD_WINDOW
@@ -88,54 +142,64 @@ def upstream(alarms: np.ndarray, samples: Samples, op: int, bad: int) -> Upstrea
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """What a detector did on one run."""
+class Outcome:
+    """What a detector did on one run, with one threshold."""
+    lead: int | None            # of the first incident; None without one
+    upstream: Upstream | None
+    false_alarms: Count         # after the warm-up
+    warm_up: Count
+
+    @staticmethod
+    def of(verdict: Verdict, facts: Facts) -> Outcome:
+        op, bad, false = facts.incident, facts.bad, verdict.alarms & facts.negative
+        steady, early = facts.judged_steps
+        return Outcome(None if op is None else lead_steps(verdict.standing(op), facts.samples.step, bad),
+                       None if op is None else upstream(verdict.alarms, facts.samples, op, bad),
+                       Count(int(false[WARM_UP:].sum()), steady), Count(int(false[:WARM_UP].sum()), early))
+
+
+@dataclass(frozen=True)
+class RunResult(Outcome):
+    """The same with the published threshold, and what else there is to say of it."""
     kind: str                       # class
     split: str
-    lead: int | None                # of the first incident; None without one
-    operators_detected: int         # of all operators that went non-finite
+    unlocated: bool                 # an incident without an operator
+    operators_detected: int         # of all operators that went bad
     operators: int
-    false_alarms: Count             # after the warm-up
-    warm_up: Count
-    upstream: Upstream | None       # of the first incident
+    before_incident: Count          # false alarms before the step of the first incident, after the warm-up
+    before_own_alarm: Count         # any alarms before the one that stands at the incident, after the warm-up
+    gradients: Count                # overflows of gradients: forecast, and all
     log: Log                        # what it says, step by step
-    sweep: list[tuple[bool | None, Count]] = field(default_factory=list)  # at each threshold: first incident seen, false alarms
+    sweep: list[Outcome]            # at each threshold of the detector's sweep
 
 
-def assess(detector: Detector, run: Run, samples: Samples) -> RunResult:
+def assess(detector: Detector, facts: Facts) -> RunResult:
     """Runs a detector over a trace, at its published threshold and at those of its sweep."""
-    first_bad = first_nonfinite(samples)
-    steps = len(samples.step)
-    incident = first_incident(run, first_bad)
-    negative = judged(samples, first_bad)
-    steady, early = slice(WARM_UP, None), slice(0, WARM_UP)
-    steady_steps = int(negative[steady].sum())
-
-    def count(verdict: Verdict, rows: slice, probe_steps: int) -> Count:
-        return Count(int((verdict.alarms[rows] & negative[rows]).sum()), probe_steps)
-
-    def lead(verdict: Verdict, op: int) -> int:
-        return lead_steps(verdict.standing(op), samples.step, int(first_bad[op]))
-
-    verdict, sweep = None, []
+    samples, verdict, sweep = facts.samples, None, []
     for threshold, moved in zip(detector.sweep, detector.judge_sweep(samples)):
-        sweep.append((None if incident is None else lead(moved, incident) > 0, count(moved, steady, steady_steps)))
+        sweep.append(Outcome.of(moved, facts))
         if threshold == detector.threshold:
             verdict = moved
     verdict = verdict or detector.judge(samples)
-    bad_ops = np.flatnonzero(first_bad < steps)
-    bad = None if incident is None else int(first_bad[incident])
-    event = event_step(run, samples, first_bad)
-    at_event = incident if bad is not None and event == samples.step[bad] else None
-    return RunResult(run.label.kind, run.label.split, None if incident is None else lead(verdict, incident),
-                     sum(lead(verdict, op) > 0 for op in bad_ops), len(bad_ops), count(verdict, steady, steady_steps),
-                     count(verdict, early, int(negative[early].sum())),
-                     None if incident is None else upstream(verdict.alarms, samples, incident, bad),
-                     said(detector, verdict, samples, first_bad, event, at_event, LEAD_WINDOW),
-                     sweep)
+    outcome = Outcome.of(verdict, facts)
+    bad_ops = np.flatnonzero(facts.first < len(samples.step))
+    good = np.arange(len(samples.step))[:, None] < facts.first
+    at_event = facts.incident if facts.bad is not None and facts.event == samples.step[facts.bad] else None
+    return RunResult(**vars(outcome), kind=facts.run.label.kind, split=facts.run.label.split,
+                     unlocated=facts.run.unlocated is not None,
+                     operators_detected=sum(lead_steps(verdict.standing(op), samples.step, int(facts.first[op])) > 0
+                                            for op in bad_ops),
+                     operators=len(bad_ops), before_incident=_before(verdict, facts, facts.negative, 0),
+                     before_own_alarm=_before(verdict, facts, good, outcome.lead),
+                     gradients=overflows_forecast(verdict.alarms, facts),
+                     log=said(detector, verdict, samples, facts.first, facts.event, at_event, LEAD_WINDOW), sweep=sweep)
 
 
-def event_step(run: Run, samples: Samples, first_bad: np.ndarray) -> int | None:
-    """Step of the event that the label names, else of the first incident; None without either."""
-    op = first_incident(run, first_bad)
-    return run.label.event_step if run.label.event_step is not None or op is None else int(samples.step[first_bad[op]])
+def _before(verdict: Verdict, facts: Facts, counted: np.ndarray, lead: int | None) -> Count:
+    """Alarms and samples, of those `counted`, after the warm-up and more than `lead` steps before the first incident."""
+    if facts.bad is None:
+        return Count()
+    step = facts.samples.step
+    rows = step < step[facts.bad] - lead
+    rows[:WARM_UP] = False
+    return Count(int((verdict.alarms & counted)[rows].sum()), int(counted[rows].sum()))

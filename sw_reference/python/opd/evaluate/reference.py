@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from opd.device_config import DeviceConfig
-from opd.evaluate.detector import Detector, Samples, Verdict, spread
+from opd.evaluate.detector import Detector, Samples, Verdict, scale_log2, spread
 from opd.evaluate.limits import HEADROOMS
 from opd.registers import CONFIG_RESET, PROFILES, Format, Order
 from opd.trace import FORMATS, Trace
 
 ROOT = Path(__file__).resolve().parents[4]
-JUMPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0)  # bits
 CONTROLLER_BITS = 20  # of state per operator, the same for every detector: docs/controller.md, with the lock and disable bits
 
 
@@ -58,11 +57,6 @@ def statistics(trace: Trace) -> dict[str, np.ndarray]:
     for op, probe in enumerate(trace.probes):
         dtype = FORMATS[probe.format].numpy
         max_mag[:, op] = np.abs(trace.max_abs[:, op]).astype(dtype).view(f"<u{dtype.itemsize}")
-    scale_log2 = np.zeros(trace.max_abs.shape, np.int8)
-    if trace.loss_scale is not None:
-        gradients = [op for op, probe in enumerate(trace.probes) if probe.kind == "gradient"]
-        exponent = np.frexp(trace.loss_scale)[1] - 1  # floor(log2), exact
-        scale_log2[:, gradients] = np.clip(exponent, -128, 127).astype(np.int8)[:, None]
     saturated = trace.saturated if trace.saturated is not None else np.zeros(trace.max_abs.shape)
 
     def count(values) -> np.ndarray:
@@ -71,7 +65,7 @@ def statistics(trace: Trace) -> dict[str, np.ndarray]:
     return {"step": trace.step.astype(np.uint32),
             "format": np.array([Format[probe.format] for probe in trace.probes], np.uint8),
             "element_count": count(np.array([probe.elements for probe in trace.probes])), "max_mag": max_mag,
-            "nonfinite": count(trace.nonfinite), "saturated": count(saturated), "scale_log2": scale_log2,
+            "nonfinite": count(trace.nonfinite), "saturated": count(saturated), "scale_log2": scale_log2(trace),
             "learning_rate_changes": learning_rate_changes(trace)}
 
 
@@ -79,6 +73,7 @@ class _Reference(Detector):
     """A risk profile of the device."""
     adaptive = True
     samples_needed = 1  # the first one seeds the baseline
+    engines: dict[str, bool] = {}  # arguments of opd._reference.run; an engine whose flags have no weight need not be there
 
     def config_at(self, threshold: float) -> dict[str, float]:
         """Fields that are not at their reset value."""
@@ -88,7 +83,7 @@ class _Reference(Detector):
         config = self.config_at(self.threshold if threshold is None else threshold)
         if "statistics" not in samples.derived:
             samples.derived["statistics"] = statistics(samples.trace)
-        records, _ = module().run(**samples.derived["statistics"], config=config)
+        records, _ = module().run(**samples.derived["statistics"], config=config, **self.engines)
         alarms = (records["risk"] >= config.get("risk_stable", CONFIG_RESET["risk_stable"])) & samples.finite
         return Verdict(samples.step, alarms, records["mode"])
 
@@ -101,8 +96,10 @@ def bits_of(name: str) -> float:
 class Forecast(_Reference):
     """opd's default profile: log2 deviation against headroom, jumps, saturation; or the same without jumps.
 
-    The ROC moves JUMP.THRESHOLD; without jumps FORECAST.HEADROOM, but not that of operands under a loss scale."""
+    The sweep moves FORECAST.HEADROOM, but not that of operands under a loss scale, nor what JUMP asks for."""
     source = "docs/numerics.md, forecast engine; the reset values of the device"
+    unit = "-FORECAST.HEADROOM in bits"
+    engines = {"published_engine": False}
 
     def __init__(self, jump: bool = True):
         self.jump = jump
@@ -114,14 +111,13 @@ class Forecast(_Reference):
                          "baseline_shift": CONFIG_RESET["baseline_shift"], "max_lag_bits": CONFIG_RESET["baseline_max_lag"]}
         if jump:
             self.settings |= {"jump_bits": bits_of("jump_threshold"), "jump_headroom_bits": bits_of("jump_headroom")}
-        self.unit = "JUMP.THRESHOLD in bits" if jump else "-FORECAST.HEADROOM in bits"
-        self.threshold = bits_of("jump_threshold") if jump else -bits_of("forecast_headroom")
-        self.sweep = JUMPS if jump else tuple(-bits for bits in HEADROOMS)
+        self.threshold = -bits_of("forecast_headroom")
+        self.sweep = tuple(sorted({-float(bits) for bits in HEADROOMS} | {self.threshold}, reverse=True))
         self.operations = {"add": 11, "compare": 8} if jump else {"add": 10, "compare": 5}  # integer
         self.state_bits = module().state_bits(True, False) - CONTROLLER_BITS
 
     def config_at(self, threshold: float) -> dict[str, float]:
-        return {"jump_threshold": 32 * threshold} if self.jump else {"weight_jump": 0, "forecast_headroom": -32 * threshold}
+        return {"forecast_headroom": -32 * threshold} | ({} if self.jump else {"weight_jump": 0})
 
 
 class Published(_Reference):
@@ -130,6 +126,7 @@ class Published(_Reference):
     source = "the rule of the literature (EMA of max|x|, z-score, second difference), docs/numerics.md, published engine"
     settings = {"window": 128, "z_threshold": 5, "d2_threshold": 3, "d2_floor": 0.5, "min_samples": 32}
     unit = "z"
+    engines = {"forecast_engine": False}
     threshold = 5.0
     sweep = spread(1, 5.0, 100)
     samples_needed = 32
@@ -158,7 +155,7 @@ class Configured(_Reference):
         self.settings = dict(config.fields)
         self._fields = config.settings()
         self.unit = like.unit
-        self.threshold = config.value("z_threshold") if config.profile == "published" else config.value("jump_threshold") / 32
+        self.threshold = config.value("z_threshold") if config.profile == "published" else -config.value("forecast_headroom") / 32
         self.sweep = (self.threshold,)
         self.samples_needed, self.operations, self.state_bits = like.samples_needed, like.operations, like.state_bits
 

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-
-from opd.evaluate.tables import REACHED, absences
+from opd.evaluate.tables import RATES, REACHED, absences, event, threshold
 from opd.page import page
 from opd.trace import LABELS
 
@@ -16,9 +15,10 @@ OWN_STYLE = Path(__file__).with_name("evaluation.css")
 SCRIPT = Path(__file__).with_name("evaluation.js")
 # Okabe-Ito colours, which colour-blind readers can tell apart; the symbol tells detectors of one colour apart.
 COLOURS = ("#1f5fa6", "#86b4e0", "#d55e00", "#e69f00", "#009e73", "#5fc9a8", "#7b4fa3", "#cc79a7", "#7a8592", "#a61b1b",
-           "#111111", "#8c6d31", "#b5bcc4")
+           "#111111", "#8c6d31", "#b5bcc4", "#56b4e9", "#f0a6ca")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "x", "cross")
 FLOOR = 0.01  # false alarms per 1000 at which the logarithmic axis begins; 0 is drawn there
+
 
 def _text(value) -> str:
     return html.escape(str(value))
@@ -56,15 +56,36 @@ def _label(kind: str) -> str:
     return f'<span class="label {_text(kind)}">{_text(kind)}</span>'
 
 
+def _rate(entry: dict, what: str) -> str:
+    return _number(entry[f"false_alarms_{what}_per_1000"]) + _interval(entry[f"false_alarms_{what}_interval"])
+
+
+def _leads(figures: dict) -> list[str]:
+    return [_steps(figures[key], figures[f"{key}_interval"]) for key in ("lead_median", "lead_p10")]
+
+
+def _upstream(figures: dict) -> str:
+    if not figures["incidents"]:
+        return _number(None)
+    return (f"{figures['upstream_same_step_events']}/{figures['incidents']}"
+            f"{_interval(figures['upstream_same_step_interval'])}")
+
+
+def _gradients(entry: dict) -> str:
+    if not entry["gradient_overflows"]:
+        return _number(None)
+    return (f"{entry['gradient_overflows_forecast']}/{entry['gradient_overflows']}"
+            f"{_interval(entry['gradient_overflows_interval'])}")
+
+
 def _quality(entries: Sequence[dict]) -> str:
-    rows = []
-    for entry in entries:
-        rates = [_number(entry[f"false_alarms_{what}_per_1000"]) + _interval(entry[f"false_alarms_{what}_interval"])
-                 for what in ("healthy", "healthy_with_warm_up", "near_limit", "warm_up")]
-        rows.append([_text(entry["name"]), _recall(entry), _steps(entry["lead_median"], entry["lead_median_interval"]),
-                     _steps(entry["lead_p10"], entry["lead_p10_interval"]), *rates])
-    return _table(["detector", "#recall", "#lead, median", "#lead, p10", "#healthy", "#healthy, with warm-up", "#near-limit",
-                   "#warm-up"], rows)
+    rows = [[_text(entry["name"]), _recall(entry), *_leads(entry), _gradients(entry),
+             *(_rate(entry, what) for what in ("before_incident", "before_own_alarm"))] for entry in entries]
+    quiet = [[_text(entry["name"]), *(_rate(entry, what) for _, what in RATES)] for entry in entries]
+    return (_table(["detector", "#recall", "#lead, median", "#lead, p10", "#gradient overflows forecast",
+                    "#false alarms before the incident", "#before its own alarm"], rows)
+            + "<h3>False alarms per 1000 probe-steps in runs without an incident</h3>"
+            + _table(["detector", *(f"#{heading}" for heading, _ in RATES)], quiet))
 
 
 def _by_class(entries: Sequence[dict]) -> str:
@@ -77,17 +98,41 @@ def _by_class(entries: Sequence[dict]) -> str:
         rows = []
         for entry in entries:
             figures = entry["recall_by_class"][kind]
-            upstream = f"{figures['upstream_same_step_events']}/{figures['incidents']}"
-            rows.append([_text(entry["name"]), _recall(figures), _steps(figures["lead_median"], None),
-                         _steps(figures["lead_p10"], None), upstream + _interval(figures["upstream_same_step_interval"]),
-                         _number(figures["upstream_by_chance"])])
+            rows.append([_text(entry["name"]), _recall(figures), *_leads(figures), _upstream(figures),
+                         _number(figures["upstream_by_chance"]),
+                         *(_rate(figures, what) for what in ("before_incident", "before_own_alarm"))])
         tables.append(f"<div><h3>{_label(kind)}</h3>"
-                      + _table(["detector", "#recall", "#median", "#p10", "#upstream", "#by chance"], rows) + "</div>")
+                      + _table(["detector", "#recall", "#median", "#p10", "#upstream", "#by chance",
+                                "#false alarms before the incident", "#before its own alarm"], rows) + "</div>")
     operators = ", ".join(f"{_text(e['name'])} {e['operators_detected']}" for e in entries)
     return (f'<div class="columns">{"".join(tables)}</div><p class="note">Upstream: incidents with an alarm of an earlier '
             "operator in the same step; by chance: the share of steps long before the incident with one. "
             f"Of the {entries[0]['operators']} operators that went non-finite in these runs, with an alarm standing: "
             f"{operators}.</p>")
+
+
+def _matched(entries: Sequence[dict]) -> str:
+    """A table for each rate; nothing without a tuning half."""
+    parts = []
+    for wanted in dict.fromkeys(entry["rate"] for entry in entries):
+        rows = []
+        for entry in (entry for entry in entries if entry["rate"] == wanted):
+            held = entry["held_out"]
+            if held is None:
+                rows.append([_text(entry["rule"]), f"none: at least {_number(entry['lowest_rate'])}", *[_number(None)] * 9])
+                continue
+            gradual, sudden = held["gradual"], held["sudden"]
+            rows.append([_text(entry["rule"]), _text(threshold(entry)), _recall(gradual), *_leads(gradual), _recall(sudden),
+                         _upstream(sudden), _number(sudden["upstream_by_chance"]), _rate(held, "near_limit"),
+                         _rate(held, "healthy_with_warm_up"), _rate(held, "stressed_with_warm_up")])
+        parts.append(f"<h3>At most {wanted:g} near-limit alarms per 1000 on the tuning half</h3>"
+                     + _table(["rule", "#threshold", "#gradual: recall", "#lead, median", "#lead, p10", "#sudden: recall",
+                               "#upstream", "#by chance", "#near-limit", "#healthy", "#stressed"], rows))
+    if not parts:
+        return ""
+    return (f'<section class="matched"><h2>At a matched rate of near-limit alarms</h2>{"".join(parts)}'
+            '<p class="note">Threshold: the most sensitive one of the sweep that keeps the rate on the tuning half; all figures '
+            "are those of the held-out half. Healthy and stressed with the warm-up.</p></section>")
 
 
 def _goals(goals: Sequence[dict]) -> str:
@@ -112,13 +157,15 @@ def _matrix(runs: Sequence[dict]) -> str:
     names = [said["name"] for said in runs[0]["detectors"]]
     head = "".join(f'<th scope="col" class="up"><span>{_text(name)}</span></th>' for name in names)
     body = "".join(f'<tr><td>{_text(run["name"])}</td><td>{_label(run["class"])}</td>'
-                   + "".join(_cell(said) for said in run["detectors"]) + "</tr>"
+                   + "".join(_cell(run, said) for said in run["detectors"]) + "</tr>"
                    for run in sorted(runs, key=lambda run: LABELS.index(run["class"])))
     return ('<div class="wide"><table class="matrix"><thead><tr><th scope="col">run</th><th scope="col">class</th>'
             f"{head}</tr></thead><tbody>{body}</tbody></table></div>")
 
 
-def _cell(said: dict) -> str:
+def _cell(run: dict, said: dict) -> str:
+    if run["outcome"] == "no operator":
+        return '<td class="c miss">?</td>'
     if not said["has_verdict"]:
         return f'<td class="c {"calm" if said["lead_steps"] is None else "miss"}">&ndash;</td>'
     if said["lead_steps"] is not None:
@@ -142,11 +189,10 @@ def _cost(entries: Sequence[dict]) -> str:
 def _runs(runs: Sequence[dict]) -> str:
     rows = []
     for run in runs:
-        first = run["first_incident"]
-        incident = f"{_text(first['probe'])} at step {first['step']}" if first else _number(None)
+        incident = _text(event(run)) if run["outcome"] != "none" else _number(None)
         rows.append([_text(run["name"]), _label(run["class"]), _text(run["split"]), f"{run['steps']:,}", f"{run['probes']:,}",
                      incident, f"{_text(run['decided'])} ({_text(run['label_from'])})"])
-    return _table(["run", "class", "split", "#steps", "#probes", "~first incident", "~label decided by"], rows)
+    return _table(["run", "class", "split", "#steps", "#probes", "~incident", "~label decided by"], rows)
 
 
 def _figures(split: str, entries: Sequence[dict]) -> list[dict]:
@@ -184,7 +230,7 @@ def page_of(evaluation: dict) -> str:
                          f"setting. Rates below {FLOOR} are drawn at {FLOOR}.</p>")
         sections += [f"<section><h2>Split {_text(split)}</h2>", _quality(entries),
                      '<p class="note">Recall: first incidents with an alarm standing. Lead in training steps, a miss counts 0. '
-                     "Healthy, near-limit, warm-up: false alarms per 1000 probe-steps.</p>",
+                     "Gradient overflows: those under a loss scale that were forecast. False alarms per 1000 probe-steps.</p>",
                      _by_class(entries), *plots,
                      _goals([goal for goal in evaluation["goals"] if goal["split"] == split]), "</section>"]
     first = [entry for entry in evaluation["detectors"] if entry["split"] == evaluation["detectors"][0]["split"]]
@@ -197,13 +243,14 @@ def page_of(evaluation: dict) -> str:
         'two runs has none. '
         f'Operators judged: {_text(", ".join(evaluation["kinds"]))}.</p>',
         f'<h3>What this corpus cannot answer</h3><ul class="note">{absent}</ul>' if absent else "",
-        *sections,
+        *sections, _matched(evaluation["matched"]),
         "<section><h2>Cost</h2>", _cost(first),
         '<p class="note">Per operator and per sample. State without the controller, which is the same for all; shifts and '
         "selections are not counted.</p></section>",
         "<section><h2>Runs</h2>", _matrix(evaluation["runs"]),
         '<p class="note">Runs with an incident: lead in steps (0: a miss), u: an operator upstream raised an alarm in the same '
-        "step. The others: alarms per 1000 probe-steps, warm-up included. &ndash;: not enough samples for a verdict.</p>",
+        "step; ?: no operator of the trace shows it. The others: alarms per 1000 probe-steps, warm-up included. &ndash;: not "
+        "enough samples for a verdict.</p>",
         _runs(evaluation["runs"]), "</section>"]
     return page("opd evaluation", STYLE.read_text("ascii") + OWN_STYLE.read_text("ascii"), "\n".join(body), json.dumps(figures),
                 SCRIPT.read_text("ascii"))

@@ -3,9 +3,9 @@
     2.5  1e-3  +2.5  nan  NaN  inf  -Infinity  -nan(ind)  1.#QNAN  1.#INF    what printf, Python, C# and Java write
     tensor(2.5, device='cuda:0')  np.float32(2.5)  [2.5]                     a tensor or array of one number, printed
     #NUM!  #DIV/0!                                                           a spreadsheet's errors: NaN
-    1,234.5                                                                  thousands; in a table parted by ";" 2,5 is 2.5
+    1,234.5                                                                  thousands; in a table parted by ";" 1.234,5
     1e400                                                                    beyond a double: Inf, as in every format of a trace
-    (empty)  None  null  N/A  #N/A  -                                        no value
+    (empty)  None  null  N/A  #N/A  -  No log                                no value
 
 Anything else is no number: a text, "12%", 1_000, true.
 """
@@ -17,12 +17,12 @@ import re
 from opd.importers.source import Source
 
 _MOST_DIGITS = 19
-MISSING = frozenset({"", "none", "null", "n/a", "na", "#n/a", "<na>", "nil", "undefined", "-", "--"})
+MISSING = frozenset({"", "none", "null", "n/a", "na", "#n/a", "<na>", "nil", "undefined", "no log", "-", "--"})
 _PRINTED = re.compile(r"(?i)^(?:[a-z_]+\.)*(?:tensor|array|[a-z]*float\d*|deviceArray|parameter)\(\s*(.*)\)$", re.S)
 _TENSORFLOW = re.compile(r"^<tf\.\w+.*\bnumpy=([^\s,>]+).*>$", re.S)
 _PRINTF = re.compile(r"(?i)^([-+]?)(?:1\.)?(#?q?s?nan|#?ind|#?inf(?:inity)?|∞)(?:0*|\([^)]*\))$")
 _THOUSANDS = re.compile(r"^[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?$")
-_DECIMAL_COMMA = re.compile(r"^[-+]?\d+,\d+(?:[eE][-+]?\d+)?$")
+_DECIMAL_COMMA = re.compile(r"^[-+]?(?:\d+|\d{1,3}(?:\.\d{3})+),\d+(?:[eE][-+]?\d+)?$")
 _SPREADSHEET = frozenset({"#num!", "#div/0!"})
 FRACTION = re.compile(r"^\s*(\d{1,15})\s*/\s*(\d{1,15})\s*$")   # "20/60": step 20 of 60
 
@@ -61,7 +61,7 @@ def _spelled(text: str, decimal_comma: bool) -> float:
         value = math.inf if found[2].lower().strip("#") in ("inf", "infinity", "∞") else math.nan
         return -value if found[1] == "-" else value
     if decimal_comma and _DECIMAL_COMMA.match(text):
-        return float(text.replace(",", "."))
+        return float(text.replace(".", "").replace(",", "."))
     if not decimal_comma and _THOUSANDS.match(text):
         return float(text.replace(",", ""))
     found = _PRINTED.match(text)

@@ -1,9 +1,11 @@
 """JSON of training metrics as rows: a flat object and its line each.
 
-    JSON lines      an object a line. The last line may be torn, as while the job runs; a line of other output is skipped, both noted
+    JSON lines      an object a line. The last line may be torn, as while the job runs, or one where a job was started again; a line
+                    of other output is skipped. All are noted
     array           a JSON array of objects; objects one after another, each over several lines, are read alike
     one object      with "log_history" (HF trainer_state.json) or another list of objects in it; lists of equal length, a column
-                    each (Keras' History.history); objects of equal keys, a column each (pandas)
+                    each (Keras' History.history); objects of equal keys, a column each, or
+                    "columns" and "data" (pandas)
 
 NaN, Infinity and what Python prints without json (nan, inf) are numbers. Nested objects become columns "a/b", short lists of
 numbers "a/0", "a/1"; the rest of a list is left out, and noted when a number in it is not finite. A key that stands twice in
@@ -11,10 +13,13 @@ one object is an error: two readers would read two values.
 """
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 import math
 import re
 
+from opd.importers.names import is_step, meaning
 from opd.importers.run import ImportedRun
 from opd.importers.source import COPY_AGAIN, Source
 from opd.texts import quoted
@@ -23,6 +28,7 @@ Rows = list[tuple[int, dict]]
 
 _BARE = re.compile(r"(?i)(?<=[:\[,\s])([-+]?)(nan|inf|infinity)(?=\s*[,}\]])")
 _SUSPECT = re.compile(r"(?i)overflow|\bnan\b|\binf\b|infinity|non-?finite|\bloss\b|skipp(?:ed|ing)")
+_BEGINS = re.compile(r'\{\s*"')
 _BETWEEN = re.compile(r"[\s,]*")
 _MOST_NUMBERS = 64   # of a list that becomes columns
 _MOST_DIGITS = 400   # of a whole number; a double ends at 309
@@ -48,26 +54,33 @@ def _whole(digits: str) -> int | float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_whole)
 
 
-def is_rows(source: Source) -> int:
-    """2 for trainer_state.json, 1 for anything else that begins like an object, or an array of objects; else 0."""
+def is_rows(source: Source) -> float:
+    """2 for trainer_state.json, 1 for anything else that begins like an object, or an array of objects; 1.5 where lines of the
+    head are rows of metrics, other output of the job between them or not; else 0."""
     head = source.head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if head[:1] == b"[":
         return int(head[1:].lstrip()[:1] == b"{")
-    if head[:1] != b"{":
-        return 0
-    first = head.split(b"\n", 1)[0].decode("utf-8", "replace")
-    is_line = isinstance(_value(first), dict)
-    if b'"log_history"' in source.data and b'"Nodes"' not in source.head and not (is_line and len(source.data.split()) > 1
-                                                                                 and b"\n{" in source.data):
+    lines = [line.decode("utf-8", "replace") for line in head.split(b"\n") if line[:1] == b"{"]
+    first = _value(lines[0]) if lines and head[:1] == b"{" else None
+    is_several = first is not None and b"\n{" in source.data
+    if head[:1] == b"{" and b'"log_history"' in source.data and b'"Nodes"' not in source.head and not is_several:
         return 2
-    return int(is_line or re.match(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:', head) is not None)
+    if any(isinstance(row := _value(line), dict) and _is_known(row) for line in lines):
+        return 1.5
+    return int(isinstance(first, dict) or re.match(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:', head) is not None)
+
+
+def _is_known(row: dict) -> bool:
+    """Whether an object is a row of metrics."""
+    names = [str(name) for name in row]
+    return any(map(is_step, names)) and any(meaning(name).what in ("loss", "grad_norm", "loss_scale") for name in names)
 
 
 def read_rows(source: Source, run: ImportedRun) -> Rows:
     """The rows of the file. Raises ImportFault with the line."""
     lines = [(number, line) for number, line in source.lines() if line.strip()]
     first = _value(lines[0][1])
-    is_alone = len(lines) == 1 or not isinstance(first, dict)
+    is_alone = len(lines) == 1 or not isinstance(first, dict) and lines[0][1].lstrip()[:1] in ("{", "[")
     rows = _whole_file(source, run, lines) if is_alone else _by_line(source, run, lines)
     try:
         return [(line, _flat(source, run, line, row)) for line, row in rows]
@@ -114,6 +127,10 @@ def _by_line(source: Source, run: ImportedRun, lines: list[tuple[int, str]]) -> 
         elif number == lines[-1][0] and line.lstrip().startswith("{"):
             run.assumptions.append(f"line {number}, the last one, is torn: left out")
             run.not_understood(number, line.strip())
+        elif (behind := _behind_a_torn_one(line)) is not None:
+            rows.append((number, behind))
+            run.assumptions.append(f"line {number} is torn, and another begins in it: that one is read")
+            run.not_understood(number, line.strip())
         elif line.lstrip().startswith("{") or content is not None:
             source.fail(number, f"is not a JSON object ({wrong}); the lines before it are rows",
                         "mend the line, or delete it: the others are read without it")
@@ -126,13 +143,23 @@ def _by_line(source: Source, run: ImportedRun, lines: list[tuple[int, str]]) -> 
     return rows
 
 
+def _behind_a_torn_one(line: str) -> dict | None:
+    """The object that a job which was started again wrote behind a torn line."""
+    if line.lstrip().startswith("{"):
+        for found in list(_BEGINS.finditer(line))[1:]:
+            row = _value(line[found.start():])
+            if isinstance(row, dict):
+                return row
+    return None
+
+
 def _whole_file(source: Source, run: ImportedRun, lines: list[tuple[int, str]]) -> Rows:
     """The rows of a file that is not read line by line."""
     text = "\n".join(line for _, line in lines)
-    numbers = [number for number, _ in lines]
+    begins = list(itertools.accumulate((len(line) + 1 for _, line in lines), initial=0))
 
     def line_at(offset: int) -> int:
-        return numbers[min(text.count("\n", 0, offset), len(numbers) - 1)]
+        return lines[min(bisect.bisect_right(begins, offset), len(lines)) - 1][0]
 
     values, at, is_array = [], 0, False
     while True:
@@ -149,10 +176,8 @@ def _whole_file(source: Source, run: ImportedRun, lines: list[tuple[int, str]]) 
         except RecursionError:
             source.fail(line_at(at), "JSON nested too deep", COPY_AGAIN)
         except json.JSONDecodeError as error:
-            bare = next((found for found in _BARE.finditer(text, at, error.pos + 12) if found[0] != _as_json(found)), None)
-            if bare is not None:
-                text = text[:bare.start()] + _as_json(bare) + text[bare.end():]
-                continue
+            if (as_json := _BARE.sub(_as_json, text)) != text:
+                return _whole_file(source, run, [(number, line) for (number, _), line in zip(lines, as_json.split("\n"))])
             is_cut = not text[error.pos + 1:].strip() or error.msg.startswith("Unterminated")
             if values and is_cut:
                 run.assumptions.append(f"line {line_at(at)}, where the last row begins, is torn: left out")
@@ -182,6 +207,10 @@ def _of_object(source: Source, run: ImportedRun, text: str, content: dict, line_
         if name != "log_history":
             run.assumptions.append(f"rows: the list {name}")
         return _lines_of(text, name, history, line_at)
+    if set(content) >= {"columns", "data"} and isinstance(content["columns"], list) and isinstance(content["data"], list):
+        names, table = [str(name) for name in content["columns"]], content["data"]
+        if all(isinstance(row, list) and len(row) == len(names) for row in table):
+            return [(line_at(0), dict(zip(names, row))) for row in table]
     lists = {name: value for name, value in content.items() if isinstance(value, list)}
     if lists and len({len(value) for value in lists.values()}) == 1 and len(next(iter(lists.values()))):
         run.assumptions.append("each list is a column")

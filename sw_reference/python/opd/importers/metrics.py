@@ -2,7 +2,7 @@
 and arrays share.
 
     the loss      the loss of the whole model, as directly named as there is one: "loss", else "total_loss", "lm_loss" ..., else a
-                  mean over an epoch; where no loss is the whole model's, the only one there is; of several, none
+                  mean over an epoch; where no loss is the whole model's, the only one there is, or the only total; of several, none
     probes        every other loss ("loss_cls"), and every other norm ("param_norm", "grad_norm/layer0"), is a probe of its own.
                   A second loss of the whole model (a mean over the epoch beside the steps) is one only where it is not finite
                   before the loss is
@@ -60,7 +60,7 @@ def choose(points: Points) -> Choice:
         else:
             choice.left[name] = UNKNOWN if what in (None, "suspect", "step") else what
     _choose_loss(choice, found.get("loss", []), points)
-    if norms := _by_directness(found.get("grad_norm", []), "grad_norm"):
+    if norms := _by_directness(found.get("grad_norm", []), "grad_norm", points):
         choice.scalars["grad_norm"] = norms[0]
         choice.probes += [name for name in points if name in norms[1:]]
     choice.probes += found.get("norm", [])
@@ -74,7 +74,7 @@ def choose(points: Points) -> Choice:
         for name in found["loss_scale"]:
             choice.left.pop(name, None)
     for what in ("loss_scale", "scale_after", "scale_attempted"):
-        if scales := _by_directness(found.get(what, []), what):
+        if scales := _by_directness(found.get(what, []), what, points):
             choice.scalars[what] = scales[0]
             choice.flags |= dict.fromkeys(scales[1:], Meaning("falls"))
             if len(scales) > 1:
@@ -84,15 +84,18 @@ def choose(points: Points) -> Choice:
     return choice
 
 
-def _by_directness(names: list[str], what: str) -> list[str]:
-    return sorted(names, key=lambda name: (meaning(name).order, key(name) != what))
+def _by_directness(names: list[str], what: str, points: Points) -> list[str]:
+    """The names, best first: the most direct one, and of several such the one with the most values."""
+    return sorted(names, key=lambda name: (meaning(name).order, key(name) != what, -len(points[name])))
 
 
 def _choose_loss(choice: Choice, losses: list[str], points: Points) -> None:
-    whole = _by_directness([name for name in losses if meaning(name).is_whole], "loss")
+    whole = _by_directness([name for name in losses if meaning(name).is_whole], "loss", points)
     parts = [name for name in losses if not meaning(name).is_whole]
-    if not whole and len(parts) == 1:
-        whole, parts = parts, []
+    totals = [name for name in parts if "total" in words(name)]
+    for only in (parts, totals):
+        if not whole and len(only) == 1:
+            whole, parts = only, [name for name in parts if name not in only]
     if whole:
         choice.scalars["loss"] = whole[0]
     elif parts:
@@ -236,7 +239,11 @@ def read_series(run: ImportedRun, series: Series, stats: dict[str, list[tuple[in
                 is_line: bool) -> Choice:
     """Adds named series of numbers, and of statistics of tensors, to the run. The place of a point is a line where `is_line`,
     else the number of a record."""
-    series = dict(series)
+    copies = 0
+    for tag, numbers in series.items():
+        kept = [at for i, at in enumerate(numbers) if not i or repr(at[::2]) != repr(numbers[i - 1][::2])]
+        copies += len(numbers) - len(kept)
+        series = {**series, tag: kept}
     tensors: dict[str, dict[str, str]] = {}   # probe -> {statistic: tag}
     for tag in list(series):
         parts = split_statistic(tag)
@@ -289,6 +296,8 @@ def read_series(run: ImportedRun, series: Series, stats: dict[str, list[tuple[in
         run.probe(name, probe_kind(name))
     check_scalars(run, choice, points, where)
     tell(run, choice, points, noun, where)
+    if copies:
+        run.assumptions.append(f"{copies} points say what the point before says: copies, left out")
     if any(_is_by_epoch(tag) for tag in choice.used):
         run.assumptions.append("the step is the epoch")
     return choice

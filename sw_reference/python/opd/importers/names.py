@@ -46,7 +46,7 @@ SCALAR_OF = {name: field for field, names in SCALARS.items() for name in names}
 STEPS = ("global_step", "step", "train_step", "training_step", "current_steps", "current_step", "cur_step", "global_steps",
          "steps", "iteration", "iterations", "iter", "it", "n_iter", "cur_iter", "global_iter", "global_iteration",
          "train_iter", "training_iteration", "num_updates", "update", "updates", "optimizer_step", "opt_step", "trainer_step",
-         "train_steps", "num_steps", "batch", "batch_number", "batch_idx")
+         "train_steps", "num_steps", "num_iters", "numiters", "batch", "batch_number", "batch_idx")
 EPOCHS = ("epoch", "epochs", "current_epoch", "cur_epoch", "epoch_num", "train_epoch", "epoch_idx")
 PROBE_NAMES = ("probe", "op", "operator", "module", "module_name", "layer_name", "tensor", "tensor_name", "name",
                "layer")
@@ -119,7 +119,8 @@ class Meaning:
 
     what        "step", "epoch", "loss", "grad_norm", "norm", "lr", "loss_scale", "scale_after", "scale_attempted", "overflows",
                 "nan_losses", "finite" (a flag that is 0 where something is not), "suspect" (a count of what is not finite that
-                belongs to nothing known), "evaluation", "extreme of a bucket", or one of NO_OPERATOR; None: the name says nothing
+                belongs to nothing known), "evaluation", "extreme of a bucket", "counted by something else", or
+                one of NO_OPERATOR; None: the name says nothing
     is_whole    of a loss or gradient norm: it is the one of the whole model, not of a part
     order       among several such, the lowest is taken: 0 says it directly, 1 in more words, 10 and more is a mean over an epoch
                 or other summary
@@ -144,7 +145,7 @@ _NEUTRAL = _TRAINING | {
     "combined", "mini", "batch", "minibatch", "step", "iter", "iteration", "current", "cur", "last", "metrics", "metric", "log",
     "logs", "scalars", "scalar", "samples", "optim", "losses", "stats"}
 _PLAIN = _TRAINING | {"step", "iter", "iteration", "batch", "minibatch", "metrics", "metric", "log", "logs", "scalars", "scalar"}
-_NORM_NEUTRAL = _NEUTRAL | {"2", "0", "l2", "unscaled", "before", "pre", "unclipped", "clip", "clipping", "optimizer", "grads"}
+_NORM_NEUTRAL = _NEUTRAL | {"l2", "unscaled", "before", "pre", "unclipped", "clip", "clipping", "optimizer", "grads"}
 _SUMMARY = {"epoch", "avg", "average", "mean", "running", "smooth", "smoothed", "ema", "moving", "median", "rolling", "max", "min",
             "std", "var", "accumulated", "cumulative", "window"}
 _BEST = {"best", "lowest", "highest"}
@@ -182,7 +183,7 @@ _SCORES = {"acc", "accuracy", "ppl", "perplexity", "f1", "precision", "recall", 
            "margin", "margins", "correct", "fitness", "f", "error"}
 _NAMESPACES = {"time": "time", "times": "time", "timer": "time", "timers": "time", "timing": "time", "perf": "throughput",
                "performance": "throughput", "throughput": "throughput", "system": "memory", "hardware": "memory",
-               "memory": "memory"}
+               "memory": "memory", "config": "setting", "args": "setting", "hparams": "setting", "hyperparameters": "setting"}
 
 
 def words(name: str) -> list[str]:
@@ -217,6 +218,9 @@ def meaning(name: str) -> Meaning:
         base = meaning(name[:-len("__MIN")])
         return base if base.what in BLAND else Meaning("extreme of a bucket")
     every = words(name)
+    if "vs" in every[1:-1]:   # "lm loss vs samples" of Megatron: the axis is no step
+        base = meaning(re.split(r"(?i)[^a-z]vs[^a-z]", name)[0])
+        return base if base.what in (*BLAND, "evaluation") else Meaning("counted by something else")
     found = set(every)
     parts = [part for part in (words(part) for part in name.split("/")) if part] or [[]]
     last = parts[-1]
@@ -299,11 +303,11 @@ def _norm(name: str, parts: list[list[str]]) -> Meaning | None:
     tails = _SUMMARY | {"before", "after", "clip", "clipping", "clipped", "unclipped", "total", "step", "epoch", "raw", "pre", "post"}
     for part in parts:
         at = max((i for i, word in enumerate(part) if word in _NORMS), default=None)
-        if at is None or not set(part[at + 1:]) <= tails:
+        if at is None or not all(word in tails or word.isdigit() for word in part[at + 1:]):
             continue
         every = [word for p in parts for word in p]
         is_gradient = bool(set(every) & _GRADIENTS) or key(name.rsplit("/", 1)[-1]) in ("global_norm", "total_norm")
-        rest = set(every) - _GRADIENTS - _NORMS - _NORM_NEUTRAL
+        rest = {word for word in every if not word.isdigit()} - _GRADIENTS - _NORMS - _NORM_NEUTRAL
         if is_gradient and not rest:
             exact = SCALAR_OF.get(key(name.rsplit("/", 1)[-1])) == "grad_norm"
             return Meaning("grad_norm", is_whole=True, order=0 if exact else len(every))

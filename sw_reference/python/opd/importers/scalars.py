@@ -85,7 +85,7 @@ def read_rows(rows: list[Row], run: ImportedRun) -> list[Step]:
 class _Scaler:
     """The state of one loss scaler, row by row."""
     scale: float | None = None
-    is_explained: bool = False   # an overflow without its scale came since the scale was told
+    is_explained: bool = False   # an overflow came that does not tell the scale after it
     fell: int = 0
     doubled: int = 0
 
@@ -102,7 +102,7 @@ class _Scaler:
         elif not overflow and self.scale is not None and now < self.scale and not self.is_explained:
             overflow = True
             self.fell += 1
-        if row.is_overflow and after is None and row.loss_scale is None:
+        if row.is_overflow and after is None:
             self.is_explained = True
         elif now is not None or after is not None:
             self.is_explained = False
@@ -214,7 +214,7 @@ def _place_events(rows: list[Row], run: ImportedRun) -> None:
             at += 1
         pending.clear()
 
-    writer = None
+    told: set[tuple[str, str]] = set()   # at the step of the row before: by whom, which values
     for row in rows:
         if row.step is None:
             pending.append(row)
@@ -224,13 +224,14 @@ def _place_events(rows: list[Row], run: ImportedRun) -> None:
         if pending:
             if last is not None and row.step > last:
                 place(last + 1, row.step)
-            elif row.step == last and row.writer != writer:   # completes the step before
+            elif row.step == last and not told & {(row.writer, name) for name in row.values}:   # completes the step before
                 place(last, last)
             elif last is not None and _continues(pending[0], scale):
                 place(last + 1, None)
             else:
                 place(max(0, row.step - len(pending)), row.step)
-        last, writer = row.step, row.writer
+        told = (told if row.step == last else set()) | {(row.writer, name) for name in row.values}
+        last = row.step
         if not row.is_mark:
             scale = row.values.get("scale_after", row.loss_scale if row.loss_scale is not None else scale)
     if pending:

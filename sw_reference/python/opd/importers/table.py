@@ -18,11 +18,11 @@ import math
 import re
 
 from opd.importers import cells, csv_rows, json_rows
-from opd.importers.names import (EPOCHS, KINDS, MAGNITUDES, METRIC_NAMES, METRIC_VALUES, NO_OPERATOR, PHASES, PROBE_NAMES,
+from opd.importers.names import (BLAND, EPOCHS, KINDS, MAGNITUDES, Meaning, METRIC_NAMES, METRIC_VALUES, NO_OPERATOR, PHASES, PROBE_NAMES,
                                  PROBE_PARTS, RUNS, STATISTIC_OF, STEPS, format_of, is_evaluation, is_step, key, kind_of, meaning,
                                  split_statistic, words)
 from opd.importers.metrics import (FLAGS, SCALARS, UNKNOWN, Choice, check_scalars, choose, probe_kind, read_series, row_values,
-                                   tell, tensor_stat)
+                                   tell, tensor_stat, told_at)
 from opd.importers.run import ImportedRun, Stat, Step, listed
 from opd.importers.scalars import PROBES, Row, read_rows
 from opd.importers.source import Source
@@ -66,8 +66,8 @@ class Jsonl:
     WHAT = "JSON lines or array, or HF trainer_state.json"
 
     @staticmethod
-    def sniff(source: Source) -> int:
-        """2 for trainer_state.json, 1 for objects line by line or in an array, 0 for anything else."""
+    def sniff(source: Source) -> float:
+        """2 for trainer_state.json, 1.5 for rows of metrics, 1 for other objects line by line or in an array, 0 for anything else."""
         return json_rows.is_rows(source)
 
     @staticmethod
@@ -144,7 +144,7 @@ def _read_run(source: Source, run: ImportedRun, table: _Table, name: str) -> Non
     elif "layer" in keys and table.step is None:
         table.read_layers(run, keys["layer"])
     else:
-        if value is not None and len([c for c in table.columns if meaning(c).what is None]) == 1:
+        if value is not None and all(c == value or is_step(c) or meaning(c).what in (*BLAND, "epoch") for c in table.columns):
             table = table.renamed({**{c: c for c in table.columns}, value: _metric_of_file(source, run)})
         table.read_wide(run)
 
@@ -224,7 +224,8 @@ class _Table:
             if not is_step(column):
                 continue
             values = [(at, row[column]) for at, (_, row) in enumerate(self.rows) if not cells.is_missing(row.get(column))]
-            if not values or sum(isinstance(v, float) and not v.is_integer() for v in self._steps(values)) * 2 > len(values):
+            if not values or sum(v is not None and math.isfinite(v) and not v.is_integer()
+                                 for v in self._steps(values)) * 2 > len(values):
                 continue
             changes = len({str(v) for _, v in values}) > 1 or len(values) == 1
             first = column if cells.FRACTION.match(str(values[0][1])) is None else column.split("/")[0]
@@ -314,10 +315,13 @@ class _Table:
         """One row per metric and step."""
         series: dict[str, list[tuple[int, int, float]]] = {}
         texts = 0
+        phases = [c for c in self.columns if key(c) in PHASES and c != name_column and self.column(c)[1]]
         for line, row in self.rows:
             name, cell = str(row.get(name_column) or ""), row.get(value_column)
             if not name:
                 self.source.fail(line, f"{name_column}: is empty", "name the metric")
+            if any(is_evaluation(str(row.get(c) or "")) for c in phases):
+                name = f"eval/{name}"
             try:
                 value = cells.flag(cell) if meaning(name).what in FLAGS else self._number(cell)
             except ValueError:
@@ -388,8 +392,11 @@ class _Table:
         for name in choice.probes:
             run.probe(_free(name), probe_kind(name))
         where = self._where
+        overflows = {at for name, what in choice.flags.items() for at in told_at(what, points[name])}
+        for what in ("loss_scale", "scale_after"):
+            overflows |= told_at(Meaning("falls"), points.get(choice.scalars.get(what), []))
         check_scalars(run, choice, points, where)
-        self._check_nulls(run, choice)
+        self._check_missing(run, choice, aside, {*events, *overflows})
         tell(run, choice, points, "columns", where)
         self._tell_aside(run, aside, named)
         self._tell_texts(run, {*choice.used, *plain, *taken, *named})
@@ -517,26 +524,37 @@ class _Table:
                 more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
                 run.not_understood(self.rows[bad[0][0]][0], f"{column} is {bad[0][1]:g}{more} (a row of an evaluation)")
 
-    def _check_nulls(self, run: ImportedRun, choice: Choice) -> None:
-        """Notes a loss or gradient norm that is null beside numbers of the same step: many writers have no NaN."""
-        if not self.nulls_are_told:
-            return
-        beside = [choice.scalars[what] for what in ("loss", "grad_norm", "loss_scale", "lr") if what in choice.scalars]
-        for column in beside[:2]:
-            if meaning(column).what not in ("loss", "grad_norm"):
+    def _check_missing(self, run: ImportedRun, choice: Choice, aside: set[int], events: set[int]) -> None:
+        """Notes a loss or gradient norm that is missing where it is due: many writers have no NaN and leave the value out. A loss
+        is due beside a gradient norm, and in a row without any other number; null, beside a loss scale or learning rate too. An
+        overflow explains it: such a step has no loss in Megatron's logs."""
+        training = [choice.scalars[what] for what in ("loss", "grad_norm", "loss_scale", "lr") if what in choice.scalars]
+        others = [c for c in self.columns if c not in training and self.column(c)[0] and c not in (self.step, self.epoch)
+                  and meaning(c).what not in (*BLAND, "step", "epoch")]
+        for what in ("loss", "grad_norm"):
+            column = choice.scalars.get(what)
+            if column is None:
                 continue
-            lines = [line for line, row in self.rows if column in row and row[column] is None and any(
-                isinstance(row.get(other), (int, float)) for other in beside if other != column)]
-            if lines:
-                more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-                run.not_understood(lines[0], f"{column} is null{more}, as writers without NaN write it")
+            places = []
+            for at, (_, row) in enumerate(self.rows):
+                if at in aside or at in events or not cells.is_missing(row.get(column)) or self.nulls_are_told and column not in row:
+                    continue
+                beside = [c for c in training if c != column and not cells.is_missing(row.get(c))]
+                is_alone = not beside and not cells.is_missing(row.get(self.step or self.epoch)) and all(cells.is_missing(row.get(c)) for c in others)
+                is_due = bool(beside) if self.nulls_are_told else what == "loss" and choice.scalars.get("grad_norm") in beside
+                if is_due or what == "loss" and is_alone:
+                    places.append(at)
+            if places:
+                more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+                run.not_understood(self.rows[places[0]][0], f"{column} has no value{more}: so writes NaN who has no NaN")
 
     def _fail_empty(self, names: list[str]) -> None:
         """The error of a table in which nothing can be a probe: says what was recognised."""
         known = [f"{name} ({what})" for name in names if (what := meaning(name).what)]
         recognised = f"; recognised: {listed(known)}" if known else ""
-        self.source.fail(self.rows[0][0], "no column is a step, probe name, layer, loss, gradient norm or loss scale with a value"
-                         + recognised, "name the columns as docs/importing.md says")
+        wanted = "" if self.step else "step, "
+        self.source.fail(self.rows[0][0], f"no column is a {wanted}probe name, layer, loss, gradient norm, loss scale or overflow flag "
+                         f"with a value{recognised}", "name the columns as docs/importing.md says")
 
     # --- probes of a long table ---
 

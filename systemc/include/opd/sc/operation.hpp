@@ -37,7 +37,8 @@ using OperationSource = std::function<SourceAnswer(Operation&)>;
 /// One operation is written back. Cycles are edge numbers, 0 = the first rising edge after reset.
 ///   issue_cycle     : the edge at which the operation's mode was read
 ///   last_beat_cycle : the edge that sampled its last beat, or accepted its statistic
-///   mode_at_issue   : the arithmetic it ran with
+///   mode_at_issue   : its mode register when it was issued; the elements are the operation's own
+///                     in every mode
 using CompletionCallback = std::function<void(std::uint64_t tag, std::uint64_t issue_cycle,
                                               std::uint64_t last_beat_cycle, Mode mode_at_issue)>;
 

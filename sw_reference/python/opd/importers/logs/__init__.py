@@ -10,7 +10,7 @@ import re
 from opd.importers.logs import (apex, colossalai, deepspeed, dllogger, fairseq, gnmt, hf_trainer, loops, maxtext, megatron, mindspore,
                                 mlperf, nanogpt, nemo, openmmlab, paddle, progress, torchtitan)
 from opd.importers.logs.lines import Line, lines
-from opd.importers.logs.reading import EVALUATION, FALLBACK, KNOWN, MARK, SCALE, TORN, Reading, Tool
+from opd.importers.logs.reading import EPOCH, EVALUATION, FALLBACK, KNOWN, MARK, SCALE, TORN, Reading, Tool
 from opd.importers.logs.rows import Entry, note, selected
 from opd.importers.logs.steps import rows_of
 from opd.importers.logs.suspects import looks_like_one
@@ -20,16 +20,17 @@ from opd.importers.source import Source
 from opd.texts import quoted
 
 NAME = "training-log"
-WHAT = "what a training job prints (Megatron, DeepSpeed, HF Trainer, apex, fairseq, ... 18 tools)"
 
 # In the order they are asked: a line of two tools is that of the first. The loops come last: they know any step and loss.
 TOOLS: tuple[Tool, ...] = (mlperf, dllogger, fairseq, nemo, megatron, apex, deepspeed, colossalai, hf_trainer, maxtext, openmmlab, mindspore,
                            paddle, gnmt, nanogpt, torchtitan, progress, loops)
+WHAT = f"what a training job prints ({', '.join(tool.NAME for tool in TOOLS[:-2])} and others)"
 GENERAL = (progress.NAME, loops.NAME)
 
 # What every line that a tool reads, or that looks like a metric, has.
-_WORDS = re.compile(r"(?i)loss|nan|inf|overflow|norm|scal|skip|:::ml|dll|step|iter|epoch|not finite|non-?finite|diverg|explod|"
-                    r"\d%\||\d/\d+\s|batch\W")
+_WORDS = re.compile(r"(?i)loss|(?<![a-z])(?:nan|inf(?![a-z])|infinit)|finite|overflow|norm(?!al)|scal(?:e|ing)|skip|:::ml|dll|diverg|explod|"
+                    r"\d%\||^\d+/\d+\s|(?:step|iter\w*|epoch|batch)\W{0,12}\d|"
+                    r"\btrain\W{0,5}\[")
 _LONG = re.compile(r"(?i)loss[\"']?\s*[:=]\s*[\"']?[-+\d.n]|overflow")   # of a line that is too long to be read
 _SCALE_ALONE = re.compile(r"(?i)^[\"']?(?:loss|grad)[ _-]?scale[\"']?\s*[:=]\s*(\d[\d.,e+]*),?$")
 MAX_LINE = 1 << 16   # characters; what is longer is no line of a log
@@ -47,7 +48,7 @@ def sniff(source: Source) -> int:
     found = peeked = 0
     for line in lines(source):
         entry = _entry(line)
-        if entry is not None and entry.reading.what not in (KNOWN, MARK, EVALUATION, SCALE):
+        if entry is not None and entry.reading.what not in (KNOWN, MARK, EPOCH, EVALUATION, SCALE):
             if entry.tool not in GENERAL:
                 return 2
             found = max(found, general if entry.reading.what != TORN else 0)

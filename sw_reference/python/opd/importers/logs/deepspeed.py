@@ -47,7 +47,7 @@ _MINIMUM = re.compile(r"^(?:[\w.]*(?:Exception|Error): )?Current loss scale alre
 _ENGINE = re.compile(r"\bstep=(\d+), skipped=(\d+), lr=\[([^\]]*)\]")
 _PIPE = re.compile(rf"\bsteps: (\d+) loss: ({REAL}) iter time \(s\):")
 _KNOWN = re.compile(r"No Grad overflow for \d+ iterations|Increasing dynamic loss scale from|Consecutive hysteresis is enabled|"
-                    r"RunningAvgSamplesPerSec|Creating fp16 .*optimizer|Enabling DeepSpeed FP16")
+                    r"RunningAvgSamplesPerSec|Creating fp16 .*optimizer|Enabling DeepSpeed FP16|In step before checking overflow|overflow (?:before|after) clearing gradients")
 _BEGUN = re.compile(r"OVERFLOW! (?:Rank |Skipping)|Overflow detected\. Skipping|Grad overflow on iteration|"
                     r"(?:Reducing|Using) dynamic loss scale (?:from|of)|\bstep=\d+, skipped=|\bdynamic loss scale overflow!")
 _RANK = re.compile(r"\[Rank (\d+)\]")

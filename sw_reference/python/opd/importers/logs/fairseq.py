@@ -40,7 +40,7 @@ _END = re.compile(rf"wall[= ]{REAL}\s*$")
 _OVERFLOW = re.compile(rf"overflow detected,(?: ignoring gradient,)? setting loss scale to: ({REAL})\s*$")
 _MINIMUM = re.compile(r"(?:Error: |^)Minimum loss scale reached")
 _BEGUN = re.compile(r"overflow detected, (?:ignoring|setting)|\| epoch \d+(?::| \|)")
-_JSON = re.compile(r"(?:\b(train_inner|train|valid\w*|test\w*) \| |^)(\{\"epoch\": .*)$")
+_JSON = re.compile(r"(?:\b(train_inner|train|valid\w*|test\w*) \| |^)(\{\".*)$")
 _JSON_PAIR = re.compile(rf"\"((?:train_|valid_)?[a-z_]+)\": \"?({REAL})\"?(?=[,}}])")
 
 

@@ -22,18 +22,22 @@ SPELLINGS = {
     "ms-swift": "{'loss': 2.31, 'grad_norm': 0.875, 'learning_rate': 2e-05, 'epoch': 0.05, 'global_step/max_steps': '20/60', "
                 "'percentage': '33.33%'}",
     "evaluation": "{'eval_loss': 2.5, 'eval_runtime': 3.5, 'epoch': 0.2}",
+    "metrics at the end": "  train_loss               =     1.745",
     "whole run": "{'train_runtime': 30.25, 'train_samples_per_second': 9.5, 'train_loss': 1.745, 'epoch': 0.2}",
 }
 
 _DICT = re.compile(r"(\{'(?:[\w/@.-]|\([\w/]+\))+': .*)$")
 _PAIR = re.compile(rf"'([^']{{1,80}})': (?:[\w.]+\()?'?({REAL})'?\)?(?=\s*[,}}])")
 _STEP = re.compile(r"'(?:global_step/max_steps|global_step|step|current_steps|iteration)': '?(\d+)(?:/\d+)?'?[,}]")
+_SUMMARY = re.compile(r"(?:train|eval|predict|test)_\w+\s{2,}=\s")
 _METRIC = re.compile(r"'(?:loss|grad_norm|learning_rate|train_loss|eval_loss|eval_runtime|train_runtime)'")
 
 
 def read(line: Line) -> Reading | None:
     """The reading of a dict that the Trainer printed, None for any other line."""
     text = line.text
+    if _SUMMARY.match(text):
+        return Reading(EVALUATION)
     if "{'" not in text or not (found := _DICT.search(text)) or not _METRIC.search(found[1]):
         return None
     body = found[1].rstrip()

@@ -36,6 +36,8 @@ _IN_TEXT = re.compile(r"(?i)(?<![\w-])rank\s?[:=]?\s?(\d{1,5})\b")
 # tqdm, Lightning and friends: "Epoch 3:  50%|#####     | 50/100 [00:01<00:01, 49.6it/s, loss=2.31]".
 _BAR = re.compile(r"(?P<description>[^|]*?)(?<!\d)(?P<percent>\d{1,3})%\|[^|]*\|\s*(?P<done>\d+)/(?P<total>\d+)"
                   r"\s*\[(?P<rest>[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]")
+# The same where the total is not known: "Epoch 1: : 12it [00:05,  2.3it/s, loss=2.31]".
+_OPEN_BAR = re.compile(r"(?P<description>[^|\[\]]*?)(?<![\d.])(?P<done>\d+)(?:it|steps?|batch(?:es)?|ba) \[(?P<rest>\d+:\d\d[^\[\]]*)\]")
 _EPOCH = re.compile(r"(?i)\bepochs?\s*[:=#\[]*\s*(\d+)")
 
 
@@ -44,7 +46,7 @@ class Bar:
     """One state of a progress bar."""
     description: str
     done: int
-    total: int
+    total: int         # 0 where it is not known
     postfix: str
 
     @property
@@ -84,9 +86,10 @@ def lines(source: Source) -> Iterator[Line]:
 def _pieces(number: int, text: str) -> Iterator[Line]:
     text, rank = without_prefix(text)
     at = 0
-    for found in _BAR.finditer(text) if "%|" in text else ():
-        done, total = whole(found["done"]), whole(found["total"])
-        if done is None or total is None or done > total:
+    pattern = _BAR if "%|" in text else _OPEN_BAR if " [" in text else None
+    for found in pattern.finditer(text) if pattern else ():
+        done, total = whole(found["done"]), whole(found["total"]) if pattern is _BAR else 0
+        if done is None or total is None or pattern is _BAR and done > total:
             continue
         description = found["description"].strip()
         if description and _is_message(description):   # a message that the bar was drawn behind

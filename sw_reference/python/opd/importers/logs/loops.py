@@ -14,7 +14,7 @@ import re
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import EVALUATION as EVALUATION_WORD
 from opd.importers.logs.metrics import Metric, choose, field_of, find, whole
-from opd.importers.logs.reading import EVALUATION, MARK, ROW, Reading, torn
+from opd.importers.logs.reading import EPOCH, EVALUATION, MARK, ROW, Reading, torn
 from opd.importers.logs.suspects import is_code, is_setting, without_paths
 
 NAME = "training loop"
@@ -49,6 +49,9 @@ SPELLINGS = {
     "TerminateOnNaN": "Batch 20: Invalid loss, terminating training",
     "detectron2, NaN": "FloatingPointError: Loss became infinite or NaN at iteration=20!",
     "heading": "[batch=20/1000]:",
+    "heading with the epoch": "[step=20/1000,epoch=0]",
+    "heading of an epoch": "Epoch 3/10",
+    "summary of wandb": "wandb:        train/loss 2.5",
 }
 
 _COUNT = r"[\"']?\s*[:=#]?\s*[\[(]?\s*(\d+)(?![\w.]*[.\d%]|\w)(?:\s*(?:/|of)\s*(\d+))?"
@@ -65,11 +68,13 @@ _PLACES = (   # epoch, step within it, length of it
     re.compile(r"^\[\s*(\d+),\s+(\d+)\] loss()"),
     re.compile(r"^\[\s*(\d+)\s*/\s*\d+\]\[\s*(\d+)\s*/\s*(\d+)\]"))
 _SAMPLES = re.compile(r"\[\s*(\d+)\s*/\s*(\d+)\s*\]\s*$")
-_HEADING = re.compile(r"(?i)^\W*(?:global[ _]?step|step|iteration|iter|batch)\W{0,3}(\d+)(?:\s*(?:/|of)\s*\d+)?\W*$")
+_HEADING = re.compile(r"(?i)^\W*(?:global[ _]?step|step|iteration|iter|batch)\W{0,3}(\d+)(?:\s*(?:/|of)\s*\d+)?(?:,\s*epoch\W\d+)?\W*$")
+_EPOCH_HEADING = re.compile(r"(?i)^\W*epoch:?\s+(\d+)(?:\s*(?:/|of)\s*\d+)?\W*$")
 _BAD = r"(?:nan|inf(?:inity|inite)?|not finite|non-?finite)"
 _BAD_LOSS = re.compile(rf"(?i)(?<!['\"\w.])loss(?:es)?(?: value)?(?: (?:is|are|was|became|becomes|went|turned(?: into)?|contains|hit|reached|got))?"
                        rf"[ :=(]{{1,3}}(?:to |a |now )?(?:{_BAD}[ /](?:or )?)?{_BAD}\b|"
                        rf"\b{_BAD}(?:(?: or |/){_BAD})? (?:train(?:ing)? )?loss(?:es)?\b")
+_BROKEN = re.compile(r"(?i)\bloss[\"']?\s*[:=]\s*(?:$|[-+.\d*#?\ufffd]\S*)")
 _INVALID = re.compile(r"\bBatch (\d+): Invalid loss, terminating training")
 _TELLS = re.compile(r"(?i)loss|norm")
 
@@ -82,14 +87,20 @@ def read(line: Line) -> Reading | None:
     if found := _HEADING.match(text):
         step = whole(found[1])
         return None if step is None else Reading(MARK, step=step)
+    if found := _EPOCH_HEADING.match(text):
+        return None if (epoch := whole(found[1])) is None else Reading(EPOCH, epoch=epoch)
     if not _TELLS.search(text) or is_setting(text) or is_code(text):
         return None
     text = without_paths(text)
     metrics = [metric for metric in find(text) if field_of(metric.name)]
     training = [metric for metric in metrics if not _is_evaluation(metric, text)]
+    if text.startswith("wandb:") and metrics:
+        return Reading(EVALUATION)
     if not any(field_of(metric.name) in ("loss", "grad_norm") for metric in training):
         if any(field_of(metric.name) == "loss" for metric in metrics):
             return Reading(EVALUATION)
+        if _BROKEN.search(text) and not EVALUATION_WORD.search(text) and _placed(Reading(ROW), text).step is not None:
+            return torn("a step whose loss is no number")
         return _bad_loss(text)
     values, named = choose(training)
     return _placed(Reading(ROW, values, loss_name=named, rank=line.rank_in_text()), text)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import REAL, field_of, number, whole
 from opd.importers.logs.reading import EVALUATION, OVERFLOW, ROW, Reading, torn
-from opd.importers.names import key
+from opd.importers.names import key as _key
+
+key = lru_cache(1 << 12)(_key)   # a log has few names, and each of them in every line
 
 NAME = "Megatron"
 SPELLINGS = {

@@ -5,12 +5,13 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from opd.importers.names import SCALAR_OF, key
 
 # A number as Python, C, JavaScript and MSVC print it: 1.5e-3, 65,536, inf, NAN, -nan(ind), 1.#QNAN.
 REAL = (r"(?:[-+]?(?:1\.\#(?:INF|QNAN|SNAN|IND)\w*|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
-        r"|(?i:infinity|inf|nan)(?:\(\w+\))?)(?![\w#]|\.\d))")
+        r"|(?i:infinity|inf|nan)(?:\(\w+\))?)(?![\w#\[]|\.[\d\[]))")
 # What may stand around it: quotes, brackets, tensor(2.5, device='cuda:0'), np.float32(2.5).
 _OPEN = r"[\"'\[(\{]*(?:(?i:tensor|np\.float\d+|float|array|item)\(\[*(?:shape=\[[^\]]*\],\s*dtype=\w+,\s*value=\s*)?)?"
 VALUE = rf"{_OPEN}({REAL})"
@@ -60,7 +61,7 @@ class Metric:
 EVALUATION = re.compile(r"(?i)(?:^|[\W_])(?:val|valid|validation|eval|evaluation|test|testing|dev|best|lowest|min|minimum)(?=[\W_]|$)")
 SETTING = re.compile(r"(?i)(?:^|[\W_])(?:max|clip|clipping|coeff?|coefficient|weight|weights|factor|type|fn|function|window|ratio"
                      r"|threshold|alpha|beta|lambda|init|initial|static|dynamic|args|hysteresis|min|tolerance|patience|id|power"
-                     r"|interval|curve|time|num|count|backend|reduction)(?=[\W_]|$)")
+                     r"|interval|curve|multiplier|decay|time|num|count|backend|reduction)(?=[\W_]|$)")
 _LOSS = r"[\w/.@-]*loss(?:es)?[\w/.@-]*"
 _NORM = r"[\w/.@-]*(?:grad(?:ient)?s?[_ ./-]?norm|gnorm|global[_ ]norm)[\w/.@-]*"
 _SCALE = r"[\w/.@-]*(?:loss|grad)[_ -]?scal(?:e|er|ing)(?![\w-]*[_-](?:window|factor|type|args|power))[\w/.@-]*"
@@ -81,12 +82,13 @@ MAIN_LOSSES = ("loss", "train_loss_step", "train_step_loss", "train_loss", "trai
                "train_loss_epoch", "epoch_loss", "global_avg_loss", "nll_loss", "mlm_loss", "masked_lm_loss")
 
 
+@lru_cache(1 << 12)
 def field_of(name: str) -> str | None:
     """loss, grad_norm, lr or loss_scale: what a name means; None for anything else."""
     name = name.strip().strip("\"'")
     if key(name) in SCALAR_OF:
         return SCALAR_OF[key(name)]
-    if SETTING.search(name.lower().replace("-", "_").replace("_", " ").replace("/", " ")):
+    if re.search(r"\.(?:py|cc|cpp|cu|h)$", name) or SETTING.search(name.lower().replace("-", "_").replace("_", " ").replace("/", " ")):
         return None
     joined = re.sub(r"\s+", "_", name)
     return next((field for field, pattern in _FIELDS if pattern.match(joined)), None)
@@ -125,7 +127,8 @@ def choose(metrics: list[Metric]) -> tuple[dict[str, float], str | None]:
     return {"loss": part.value, **values}, part.name
 
 
-_NONFINITE = re.compile(rf"(?i)(?P<name>[\w/.@ -]{{0,40}}?)[\"']?\s*[:=]\s*{_OPEN}[-+]?(?:inf(?:inity)?|nan|1\.\#\w+)(?!\w)")
+_NONFINITE = re.compile(rf"[:=]\s*{_OPEN}[-+]?(?i:inf(?:inity)?|nan|1\.\#\w+)(?!\w)")
+_NAME = re.compile(r"([\w/.@ -]{0,40})[\"']?\s*$")
 # Names whose Inf or NaN tells nothing about the run's numbers: e^loss, divisions by a time, and what was not measured.
 _HARMLESS = re.compile(r"(?i)ppl|perplexity|perp|exp|time|eta|speed|tps|tflop|mfu|throughput|per_?sec|/s\b|it/s|memory|mem\b|bpb"
                        r"|max_grad_norm|clip|best")
@@ -133,4 +136,7 @@ _HARMLESS = re.compile(r"(?i)ppl|perplexity|perp|exp|time|eta|speed|tps|tflop|mf
 
 def nonfinite_names(text: str) -> list[str]:
     """The names that a text gives a value of Inf or NaN, but for those that say nothing about the run's numbers."""
-    return [m["name"].strip() for m in _NONFINITE.finditer(text) if not _HARMLESS.search(m["name"])]
+    if not _NONFINITE.search(text):
+        return []
+    names = [_NAME.search(text[max(m.start() - 64, 0):m.start()])[1].strip() for m in _NONFINITE.finditer(text)]
+    return [name for name in names if not _HARMLESS.search(name)]

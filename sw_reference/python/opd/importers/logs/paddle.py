@@ -31,7 +31,7 @@ SPELLINGS = {
                   "CELoss: 8.12500, loss: 8.12500, batch_cost: 0.5s, ips: 32 images/s, eta: 1:00:00",
 }
 
-_LOOP = re.compile(r"\bglobal step (\d+)(?:/\d+)?[,:]")
+_LOOP = re.compile(r"\bglobal step (\d+)(?:/\d+)?, ")
 _TRAINER = re.compile(r"\bglobal_step: (\d+), ")
 _SKIP = re.compile(rf"optimizer not run, scale_before: ({REAL}), scale_after: ({REAL})")
 _FLEETX = re.compile(r"\[train\] (?:global step (\d+), )?epoch: \[?(\d+)(?:/\d+)?\]?, batch: \[?(\d+)(?:/(\d+))?\]?, ")

@@ -13,6 +13,7 @@ AVERAGE = "average"        # metrics over an epoch: a row, but where the log has
 FALLBACK = "fallback"      # metrics that the tool prints beside its rows: rows, but where the tool has others
 EVALUATION = "evaluation"  # metrics of an evaluation or of the whole run
 SCALE = "scale"            # a loss scale alone on its line: a setting, or a row
+EPOCH = "epoch"            # begins an epoch: "Epoch 2/10"
 MARK = "mark"              # tells the step and nothing else
 KNOWN = "known"            # a line of the tool that tells no metric
 TORN = "torn"              # begins like a line of the tool and does not go on like one

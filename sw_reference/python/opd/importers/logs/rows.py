@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from opd.importers.logs.lines import Line
 from opd.importers.logs.metrics import nonfinite_names
-from opd.importers.logs.reading import (AVERAGE, EVALUATION, FALLBACK, KNOWN, MARK, OVERFLOW, ROW, SCALE, TORN, Reading)
+from opd.importers.logs.reading import (AVERAGE, EPOCH, EVALUATION, FALLBACK, KNOWN, MARK, OVERFLOW, ROW, SCALE, TORN, Reading)
 from opd.importers.run import ImportedRun
 
 SHOWN = 200        # characters of a line in a note
@@ -44,6 +44,7 @@ def selected(entries: list[Entry], run: ImportedRun) -> list[Entry]:
     entries = _without_torn(entries, run)
     _note_hidden(entries, run)
     entries = _scales_alone(entries)
+    entries = _with_epochs(entries)
     entries = _resolved_averages(entries, run)
     entries = _joined_overflows(entries)
     _number_engines(entries)
@@ -92,6 +93,19 @@ def _scales_alone(entries: list[Entry]) -> list[Entry]:
     values = {entry.reading.values["loss_scale"] for entry in entries if entry.reading.what == SCALE}
     what = ROW if len(values) > 1 else KNOWN
     return [replace(entry, reading=replace(entry.reading, what=what)) if entry.reading.what == SCALE else entry for entry in entries]
+
+
+def _with_epochs(entries: list[Entry]) -> list[Entry]:
+    """Rows that count from the start of an epoch and do not name it are of the one whose heading came last."""
+    epoch, kept = None, []
+    for entry in entries:
+        if entry.reading.what == EPOCH:
+            epoch = entry.reading.epoch
+            continue
+        if epoch is not None and entry.reading.what == ROW and entry.reading.length and entry.reading.epoch is None:
+            entry = replace(entry, reading=replace(entry.reading, epoch=epoch))
+        kept.append(entry)
+    return kept
 
 
 def _resolved_averages(entries: list[Entry], run: ImportedRun) -> list[Entry]:

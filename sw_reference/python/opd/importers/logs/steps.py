@@ -48,7 +48,7 @@ def _training_bar(entries: list[Entry]) -> list[Entry]:
             if entry.line.bar.key != chosen:
                 continue
             bar = entry.line.bar
-            entry = replace(entry, reading=replace(entry.reading, step=bar.done, epoch=bar.epoch, length=bar.total))
+            entry = replace(entry, reading=replace(entry.reading, step=bar.done, epoch=bar.epoch, length=bar.total or None))
         kept.append(entry)
     return kept
 
@@ -125,5 +125,5 @@ def _with_steps(rows: list[Row], run: ImportedRun) -> list[Row]:
             by_bar += last.is_mark
             told.setdefault(row.writer, set()).update(row.values)
     if by_bar:
-        run.assumptions.append(f"the step of {by_bar} rows is that of the progress bar before them")
+        run.assumptions.append(f"the step of {by_bar} rows is that of the progress bar or heading before them")
     return rows

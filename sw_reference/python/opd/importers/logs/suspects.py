@@ -10,7 +10,7 @@ import re
 from opd.importers.logs.metrics import EVALUATION, field_of, find, nonfinite_names
 
 # "loss_scale .................... 0", "loss_scale: 0", `"loss_scale": 0,`, Namespace(...), "+ python train.py --loss-scale 12"
-_DUMPS = re.compile(r"\.{4,}|^\s*\"[\w./ -]+\":\s|\b(?:Namespace|\w*Arguments|\w*Args|\w*Config|\w*Configs?)\s*\(|^\+|^\$ |"
+_DUMPS = re.compile(r"^Config param |\.{4,}|^\s*\"[\w./ -]+\":\s|\b(?:Namespace|\w*Arguments|\w*Args|\w*Config|\w*Configs?)\s*\(|^\+|^\$ |"
                     r"(?:^|\s)--?[a-z][\w-]+(?:[= ]\S+)?\s+--|\bpython3? \S+\.py\b|\btorchrun |\bdeepspeed --|^\s*-?\s*\w+: &|"
                     r"(?i:\b(?:args|arguments|hparams|hyper-?parameters|config(?:uration)?|settings|options|cfg)\b.{0,20}[:={(])")
 _ALONE = re.compile(r"^[-*\s]*[\"']?([\w./-]+)[\"']?\s*[:=]\s*([^\s,]+),?$")
@@ -70,6 +70,8 @@ def looks_like_one(text: str) -> bool:
         return True
     for metric in find(text):
         field = field_of(metric.name)
+        if field == "loss_scale" and metric.is_finite and re.search(r"[{,]\s*[\"']loss_scale[\"']:", text):
+            continue   # a configuration in one line
         if field in ("loss", "grad_norm", "loss_scale"):
             if not metric.is_finite:
                 return True
