@@ -97,7 +97,7 @@ def trap():
 def browser():
     with playwright.sync_playwright() as driver:
         # The browser's own services (updates, accounts) find nobody; pages have the trap for a proxy.
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[
+        browser = driver.chromium.launch(executable_path=CHROMIUM, timeout=180_000, args=[
             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--disable-gpu"])
         yield browser
         browser.close()
@@ -105,7 +105,9 @@ def browser():
 
 def open_context(browser, trap):
     proxy = {"server": f"http://127.0.0.1:{trap.port}", "bypass": "<-loopback>"}
-    return browser.new_context(viewport={"width": 1280, "height": 1000}, accept_downloads=True, proxy=proxy)
+    context = browser.new_context(viewport={"width": 1280, "height": 1000}, accept_downloads=True, proxy=proxy)
+    context.set_default_timeout(180_000)  # milliseconds; a busy machine
+    return context
 
 
 class Level(Detector):
