@@ -1,7 +1,7 @@
 """Importers: telemetry of other tools as traces (docs/importing.md).
 
 Each importer is a module or class with NAME, WHAT, sniff(source) -> confidence and read(source) -> ImportedRun. A confidence
-is 0 (no), 1 (a general format whose content fits) or 2 (this format); the highest one reads the file.
+is 0 (no), 1 (a general format whose content fits) or 2 (this format), or between; the highest one reads the file.
 """
 from __future__ import annotations
 

@@ -35,17 +35,18 @@ _WORDS = re.compile(r"(?i)loss|(?<![a-z])(?:nan|inf(?![a-z])|infinit)|finite|ove
 _LONG = re.compile(r"(?i)loss[\"']?\s*[:=]\s*[\"']?[-+\d.n]|overflow")   # of a line that is too long to be read
 _SCALE_ALONE = re.compile(r"(?i)^[\"']?(?:loss|grad)[ _-]?scale[\"']?\s*[:=]\s*(\d[\d.,e+]*),?$")
 MAX_LINE = 1 << 16   # characters; what is longer is no line of a log
+LOOP = 1.4           # above a table whose header could be one, below lines of JSON: other importers' 1 and 1.5
 PEEK_LINES = 20000   # after the first line of a training loop, to find one of a known tool
 
 
-def sniff(source: Source) -> int:
-    """2 for a log with a line of a known tool, 1 for one with a step and a loss, 0 for anything else."""
+def sniff(source: Source) -> float:
+    """2 for a log with a line of a known tool, LOOP for one with a loss that a loop printed, 0 for anything else."""
     if b"\0" in source.head[:16] or source.head.startswith((b"PK", b"\x93NUMPY")) or _is_json(source):
         return 0
     if source.path.lower().endswith((".csv", ".tsv", ".json")):
         general = 0
     else:
-        general = 1
+        general = LOOP
     found = peeked = 0
     for line in lines(source):
         entry = _entry(line)
