@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from opd.importers.names import BLAND, MAGNITUDES, Meaning, key, kind_of, meaning, split_statistic, words
+from opd.importers.names import BLAND, MAGNITUDES, Meaning, key, kind_of, meaning, split_statistic, statistic_of, words
 from opd.importers.run import ImportedRun, Stat, listed, stat_of
 from opd.importers.scalars import Row, read_rows
 
@@ -247,8 +247,7 @@ def read_series(run: ImportedRun, series: Series, stats: dict[str, list[tuple[in
         series = {**series, tag: kept}
     tensors: dict[str, dict[str, str]] = {}   # probe -> {statistic: tag}
     for tag in list(series):
-        parts = split_statistic(tag)
-        if parts is not None and meaning(tag).what in (None, "suspect"):
+        if parts := statistic_of(tag):
             tensors.setdefault(parts[0], {})[parts[1]] = tag
     tensors = {probe: tags for probe, tags in tensors.items() if MAGNITUDES & tags.keys()}
     taken = {tag for tags in tensors.values() for tag in tags.values()}

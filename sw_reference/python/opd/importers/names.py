@@ -137,6 +137,8 @@ class Meaning:
 BLAND = ("time", "counter", "throughput", "memory", "setting", "best value so far")
 NO_OPERATOR = (*BLAND, "score")
 
+MODULE_PATH = re.compile(r"[A-Za-z_]\.[A-Za-z0-9_]|\.\d+\.")   # "layers.0.mlp"
+
 _EVALUATION = {"eval", "evals", "evaluation", "evaluate", "val", "valid", "validation", "test", "testing", "dev",
     "heldout", "predict", "prediction"}
 _TRAINING = {"train", "training", "trn", "trainer"}
@@ -214,6 +216,19 @@ def is_evaluation(text: str) -> bool:
     return bool(found & _EVALUATION) and not found & _TRAINING
 
 
+def statistic_of(name: str) -> tuple[str, str] | None:
+    """As split_statistic(), where the rest can be a tensor: the largest step time is no statistic of one."""
+    parts = split_statistic(name)
+    if parts is None or meaning(name).what not in (None, "suspect") and not MODULE_PATH.search(parts[0]):
+        return None
+    return parts if may_be_operator(parts[0]) else None
+
+
+def may_be_operator(name: str) -> bool:
+    """Whether a column or tag can be a tensor of the model. A module path can, whatever its words are."""
+    return meaning(name).what in (None, "norm", "loss", "grad_norm") or bool(MODULE_PATH.search(name))
+
+
 @functools.lru_cache(maxsize=1 << 18)
 def meaning(name: str) -> Meaning:
     """What the name of a metric says."""
@@ -260,6 +275,8 @@ def meaning(name: str) -> Meaning:
         return Meaning("score")
     if set(last) & _MEMORY:
         return Meaning("memory")
+    while len(last) > 1 and last[-1] in _SUMMARY:
+        last = last[:-1]
     if last and (last[-1] in _COUNTS or last[0] in {"num", "n", "total", "consumed"} and set(last) & _COUNTS):
         return Meaning("counter")
     if last and last[-1] in _SETTINGS:
@@ -346,7 +363,7 @@ def _flag(name: str, every: list[str]) -> Meaning | None:
 def _speed_or_time(name: str, every: list[str], parts: list[list[str]]) -> str | None:
     found = set(every)
     bare = list(parts[-1])
-    while len(bare) > 1 and bare[-1] in _UNITS and set(bare[:-1]) & _TIMES:
+    while len(bare) > 1 and (bare[-1] in _UNITS or bare[-1] in _SUMMARY) and set(bare[:-1]) & _TIMES:
         bare.pop()
     if found & _RATES or _RATE.search(name) or {"per", "second"} <= found or {"per", "sec"} <= found:
         return "throughput"
