@@ -141,7 +141,7 @@ TOOLS = {
         "memory": "memory/max_active(GiB) memory/max_reserved(%)"
     },
     "AMP, scripts": {
-        "overflows": "overflow overflows num_overflows found_inf skipped_steps grad_overflow is_nan has_inf_or_nan nan_grads nan_count",
+        "overflows": "overflow overflows num_skipped skip_count num_overflows found_inf skipped_steps grad_overflow is_nan has_inf_or_nan nan_grads nan_count",
         "nan_losses": "nan_loss loss_is_nan", "finite": "grads_finite all_finite is_finite",
         "suspect": "fc1_nans fp8_overflows", "loss_scale": "loss_scale lossScale amp_scale scaler/scale grad_scale",
         "scale_after": "scale_after new_loss_scale",
@@ -828,6 +828,17 @@ def test_foreign_lines_among_json(tmp_path):
     assert trace.label == "healthy" and "1 lines that are no JSON left out, first line 2" in said(trace)
     trace = one(tmp_path, text.replace("Epoch 2 begins", "Gradient overflow, skipping step"), "a.jsonl")
     assert trace.label == "unknown" and "Gradient overflow, skipping step" in said(trace)
+
+
+def test_several_lists_in_one_object(tmp_path):
+    rows, other = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}], [{"step": 1, "loss": NAN}]
+    for content in ({"val": other, "train": rows}, {"train": rows, "val": other}):
+        trace = one(tmp_path, json.dumps(content), "a.json")
+        assert trace.loss.tolist() == [2.5, 2.25] and trace.label == "unknown" and "a row of an evaluation" in said(trace)
+    first, second = traces_of(write(tmp_path, json.dumps({"a": rows, "b": other}), "a.json"))
+    assert (first.name, first.label, second.name, bad(second)) == ("a.a", "healthy", "a.b", [(1, "loss")])
+    trace = one(tmp_path, json.dumps({"train": rows, "final_loss": NAN}), "a.json")
+    assert trace.label == "unknown" and "nan beside train" in said(trace)
 
 
 def test_row_behind_a_torn_one(tmp_path):

@@ -164,6 +164,7 @@ _SETTINGS = {"weight", "weights", "coef", "coefficient", "coeff", "lambda", "fac
     "since", "tracker"}
 _UPDATES = {"step", "steps", "iter", "iters", "iteration", "iterations", "update", "updates", "batch", "batches",
     "optimizer", "opt", "grad", "grads", "gradient", "gradients"}
+_SKIPS = {"skipped", "skip", "skips"}
 _NOT_FINITE = {"nan", "nans", "inf", "infs", "naninf", "nonfinite", "infnan", "infinite"}
 _COUNTING = _NEUTRAL | _GRADIENTS | _UPDATES | {"num", "number", "count", "counts", "of", "is", "has", "any", "detected",
     "n", "or", "and", "found", "check", "flag", "params", "contains", "non", "finite", "cumulative", "cum", "isfinite",
@@ -207,7 +208,7 @@ def is_step(name: str) -> bool:
         return True
     before, _, last = name.rpartition("/")
     return key(name) in STEPS or key(last) in STEPS and last.isidentifier() and not before[:1].isdigit() and (
-        not any(map(_is_loss, words(before))))
+        not any(_is_loss(word) or word in _TIMES and not last.endswith("s") for word in words(before)))
 
 
 def is_evaluation(text: str) -> bool:
@@ -271,7 +272,7 @@ def meaning(name: str) -> Meaning:
         return Meaning("setting")
     if norm := _norm(name, parts):
         return norm
-    if set(last) & _SCORES or set(parts[0]) & {"reward", "rewards"}:
+    if set(last) & _SCORES or len(parts) > 1 and set(parts[0]) & _SCORES - {"f", "map", "em", "ap", "ar"}:
         return Meaning("score")
     if set(last) & _MEMORY:
         return Meaning("memory")
@@ -342,7 +343,7 @@ def _flag(name: str, every: list[str]) -> Meaning | None:
     found = set(every)
     is_running = bool(found & _RUNNING)
     told = found & {"overflow", "overflows", "overflowed", "foundinf"} or {"found", "inf"} <= found or (
-        found & {"skipped", "skip", "skips"} and (len(every) == 1 or found & _UPDATES))
+        found & _SKIPS and (found & _UPDATES or not found - _SKIPS - (_COUNTING - {"samples"})))
     bad = found & _NOT_FINITE or {"non", "finite"} <= found
     if (told or bad) and found & (_SETTINGS | {"max"}):
         return Meaning("setting") if told or split_statistic(name) is None else None
@@ -369,6 +370,6 @@ def _speed_or_time(name: str, every: list[str], parts: list[list[str]]) -> str |
         return "throughput"
     if bare and bare[-1] in _TIMES or found & {"elapsed", "eta", "timestamp", "runtime", "walltime"}:
         return "time"
-    if len(parts) > 1 and len(parts[0]) == 1 and parts[0][0] in _NAMESPACES:
+    if len(parts) > 1 and parts[0][0] in _NAMESPACES and len(parts[0]) <= 2:   # "timing_s/step"
         return _NAMESPACES[parts[0][0]]
     return None
