@@ -370,6 +370,6 @@ def _speed_or_time(name: str, every: list[str], parts: list[list[str]]) -> str |
         return "throughput"
     if bare and bare[-1] in _TIMES or found & {"elapsed", "eta", "timestamp", "runtime", "walltime"}:
         return "time"
-    if len(parts) > 1 and parts[0][0] in _NAMESPACES and len(parts[0]) <= 2:   # "timing_s/step"
+    if len(parts) > 1 and parts[0][0] in _NAMESPACES and set(parts[0][1:]) <= {"s", "ms", "sec", "metrics"}:   # "timing_s/step"
         return _NAMESPACES[parts[0][0]]
     return None
