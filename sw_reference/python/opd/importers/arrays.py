@@ -30,7 +30,7 @@ import numpy as np
 import safetensors
 
 from opd.importers.metrics import UNKNOWN, Points, check_scalars, choose, probe_kind, row_values, tell, tensor_stat
-from opd.importers.names import STEPS, format_of, is_step, key, kind_of, meaning, split_statistic
+from opd.importers.names import STEPS, format_of, is_step, key, kind_of, meaning, statistic_of
 from opd.importers.run import ImportedRun, Stat, Step, elements_stat, listed
 from opd.importers.scalars import Row, read_rows
 from opd.importers.source import COPY_AGAIN, MAX_BYTES, ImportFault, Source
@@ -256,7 +256,7 @@ def _read_series(run: ImportedRun, series: dict[str, np.ndarray], no_magnitudes:
     fields: dict[str, dict[str, np.ndarray]] = {}
     for name in [name for name, why in choice.left.items()
                  if why == UNKNOWN and not is_step(name) and name not in no_magnitudes]:
-        probe, statistic = split_statistic(name) or (name, "max_abs")
+        probe, statistic = statistic_of(name) or (name, "max_abs")
         fields.setdefault(probe, {})[statistic] = series[name]
         del choice.left[name]
     for probe, statistics in fields.items():

@@ -3,7 +3,7 @@
     JSON lines      an object a line. The last line may be torn, as while the job runs, or one where a job was started again; a
                     line of other output is skipped. All are noted
     array           a JSON array of objects; objects one after another, each over several lines, are read alike
-    one object      with "log_history" (HF trainer_state.json) or another list of objects in it; lists of equal length, a
+    one object      with "log_history" (HF trainer_state.json) or other lists of objects in it; lists of equal length, a
                     column each (Keras' History.history); objects of equal keys, a column each, or "columns" and "data" (pandas)
 
 NaN, Infinity and what Python prints without json (nan, inf) are numbers. Nested objects become columns "a/b", short lists of
@@ -18,7 +18,7 @@ import json
 import math
 import re
 
-from opd.importers.names import is_step, meaning
+from opd.importers.names import is_evaluation, is_step, meaning
 from opd.importers.run import ImportedRun
 from opd.importers.source import COPY_AGAIN, Source
 from opd.texts import quoted
@@ -197,15 +197,23 @@ def _whole_file(source: Source, run: ImportedRun, lines: list[tuple[int, str]]) 
 def _of_object(source: Source, run: ImportedRun, text: str, content: dict, line_at) -> Rows:
     """The rows of a file that is one object."""
     lists = {name: value for name, value in content.items() if isinstance(value, list)}
-    name = "log_history" if "log_history" in content else next(
-        (name for name, value in lists.items() if value and all(isinstance(row, dict) for row in value)), None)
-    if name is not None:
-        history = content[name]
-        if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
-            source.fail(source.line_of(name), f"{quoted(name)} is not a list of objects", "give the file that the tool wrote")
-        if name != "log_history":
-            run.assumptions.append(f"rows: the list {name}")
-        return _lines_of(text, name, history, line_at)
+    tables = {name: value for name, value in lists.items() if value and all(isinstance(row, dict) for row in value)}
+    if "log_history" in content:
+        tables = {"log_history": content["log_history"]}
+        if not isinstance(content["log_history"], list) or not all(isinstance(row, dict) for row in content["log_history"]):
+            source.fail(source.line_of("log_history"), "\"log_history\" is not a list of objects", "give the file that the tool wrote")
+    if tables:
+        rest = {name: value for name, value in content.items() if name not in tables}
+        if (bad := _nonfinite(rest)) is not None:
+            run.not_understood(None, f"{bad} beside {', '.join(tables)}")
+        if list(tables) != ["log_history"]:
+            run.assumptions.append(f"rows: {', '.join(tables)}")
+        training = [name for name in tables if not is_evaluation(name)]
+        rows = []
+        for name, table in tables.items():
+            told = {} if name in training and len(training) == 1 else {"run" if name in training else "phase": name}
+            rows += [(line, {**told, **row}) for line, row in _lines_of(text, name, table, line_at)]
+        return rows
     if set(content) >= {"columns", "data"} and isinstance(content["columns"], list) and isinstance(content["data"], list):
         names, table = [str(name) for name in content["columns"]], content["data"]
         if all(isinstance(row, list) and len(row) == len(names) for row in table):

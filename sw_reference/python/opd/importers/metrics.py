@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from opd.importers.names import BLAND, MAGNITUDES, Meaning, key, kind_of, meaning, split_statistic, words
+from opd.importers.names import BLAND, MAGNITUDES, SCALAR_OF, Meaning, key, kind_of, meaning, split_statistic, statistic_of, words
 from opd.importers.run import ImportedRun, Stat, listed, stat_of
 from opd.importers.scalars import Row, read_rows
 
@@ -60,6 +60,10 @@ def choose(points: Points) -> Choice:
         else:
             choice.left[name] = UNKNOWN if what in (None, "suspect", "step") else what
     _choose_loss(choice, found.get("loss", []), points)
+    alone = [name for name in found.get("norm", []) if SCALAR_OF.get(key(name.rsplit("/", 1)[-1])) == "grad_norm"]
+    if "grad_norm" not in found and len(alone) == 1:   # "actor/grad_norm"
+        found["grad_norm"] = alone
+        found["norm"].remove(alone[0])
     if norms := _by_directness(found.get("grad_norm", []), "grad_norm", points):
         choice.scalars["grad_norm"] = norms[0]
         choice.probes += [name for name in points if name in norms[1:]]
@@ -247,8 +251,7 @@ def read_series(run: ImportedRun, series: Series, stats: dict[str, list[tuple[in
         series = {**series, tag: kept}
     tensors: dict[str, dict[str, str]] = {}   # probe -> {statistic: tag}
     for tag in list(series):
-        parts = split_statistic(tag)
-        if parts is not None and meaning(tag).what in (None, "suspect"):
+        if parts := statistic_of(tag):
             tensors.setdefault(parts[0], {})[parts[1]] = tag
     tensors = {probe: tags for probe, tags in tensors.items() if MAGNITUDES & tags.keys()}
     taken = {tag for tags in tensors.values() for tag in tags.values()}

@@ -137,6 +137,8 @@ class Meaning:
 BLAND = ("time", "counter", "throughput", "memory", "setting", "best value so far")
 NO_OPERATOR = (*BLAND, "score")
 
+MODULE_PATH = re.compile(r"[A-Za-z_]\.[A-Za-z0-9_]|\.\d+\.")   # "layers.0.mlp"
+
 _EVALUATION = {"eval", "evals", "evaluation", "evaluate", "val", "valid", "validation", "test", "testing", "dev",
     "heldout", "predict", "prediction"}
 _TRAINING = {"train", "training", "trn", "trainer"}
@@ -162,6 +164,7 @@ _SETTINGS = {"weight", "weights", "coef", "coefficient", "coeff", "lambda", "fac
     "since", "tracker"}
 _UPDATES = {"step", "steps", "iter", "iters", "iteration", "iterations", "update", "updates", "batch", "batches",
     "optimizer", "opt", "grad", "grads", "gradient", "gradients"}
+_SKIPS = {"skipped", "skip", "skips"}
 _NOT_FINITE = {"nan", "nans", "inf", "infs", "naninf", "nonfinite", "infnan", "infinite"}
 _COUNTING = _NEUTRAL | _GRADIENTS | _UPDATES | {"num", "number", "count", "counts", "of", "is", "has", "any", "detected",
     "n", "or", "and", "found", "check", "flag", "params", "contains", "non", "finite", "cumulative", "cum", "isfinite",
@@ -205,13 +208,26 @@ def is_step(name: str) -> bool:
         return True
     before, _, last = name.rpartition("/")
     return key(name) in STEPS or key(last) in STEPS and last.isidentifier() and not before[:1].isdigit() and (
-        not any(map(_is_loss, words(before))))
+        not any(_is_loss(word) or word in _TIMES and not last.endswith("s") for word in words(before)))
 
 
 def is_evaluation(text: str) -> bool:
     """Whether a value of a column of PHASES, or a folder, says evaluation."""
     found = set(words(text))
     return bool(found & _EVALUATION) and not found & _TRAINING
+
+
+def statistic_of(name: str) -> tuple[str, str] | None:
+    """As split_statistic(), where the rest can be a tensor: the largest step time is no statistic of one."""
+    parts = split_statistic(name)
+    if parts is None or meaning(name).what not in (None, "suspect") and not MODULE_PATH.search(parts[0]):
+        return None
+    return parts if may_be_operator(parts[0]) else None
+
+
+def may_be_operator(name: str) -> bool:
+    """Whether a column or tag can be a tensor of the model. A module path can, whatever its words are."""
+    return meaning(name).what in (None, "norm", "loss", "grad_norm") or bool(MODULE_PATH.search(name))
 
 
 @functools.lru_cache(maxsize=1 << 18)
@@ -256,10 +272,12 @@ def meaning(name: str) -> Meaning:
         return Meaning("setting")
     if norm := _norm(name, parts):
         return norm
-    if set(last) & _SCORES or set(parts[0]) & {"reward", "rewards"}:
+    if set(last) & _SCORES or len(parts) > 1 and set(parts[0]) & _SCORES - {"f", "map", "em", "ap", "ar"}:
         return Meaning("score")
     if set(last) & _MEMORY:
         return Meaning("memory")
+    while len(last) > 1 and last[-1] in _SUMMARY:
+        last = last[:-1]
     if last and (last[-1] in _COUNTS or last[0] in {"num", "n", "total", "consumed"} and set(last) & _COUNTS):
         return Meaning("counter")
     if last and last[-1] in _SETTINGS:
@@ -325,7 +343,7 @@ def _flag(name: str, every: list[str]) -> Meaning | None:
     found = set(every)
     is_running = bool(found & _RUNNING)
     told = found & {"overflow", "overflows", "overflowed", "foundinf"} or {"found", "inf"} <= found or (
-        found & {"skipped", "skip", "skips"} and (len(every) == 1 or found & _UPDATES))
+        found & _SKIPS and (found & _UPDATES or not found - _SKIPS - (_COUNTING - {"samples"})))
     bad = found & _NOT_FINITE or {"non", "finite"} <= found
     if (told or bad) and found & (_SETTINGS | {"max"}):
         return Meaning("setting") if told or split_statistic(name) is None else None
@@ -346,12 +364,12 @@ def _flag(name: str, every: list[str]) -> Meaning | None:
 def _speed_or_time(name: str, every: list[str], parts: list[list[str]]) -> str | None:
     found = set(every)
     bare = list(parts[-1])
-    while len(bare) > 1 and bare[-1] in _UNITS and set(bare[:-1]) & _TIMES:
+    while len(bare) > 1 and (bare[-1] in _UNITS or bare[-1] in _SUMMARY) and set(bare[:-1]) & _TIMES:
         bare.pop()
     if found & _RATES or _RATE.search(name) or {"per", "second"} <= found or {"per", "sec"} <= found:
         return "throughput"
     if bare and bare[-1] in _TIMES or found & {"elapsed", "eta", "timestamp", "runtime", "walltime"}:
         return "time"
-    if len(parts) > 1 and len(parts[0]) == 1 and parts[0][0] in _NAMESPACES:
+    if len(parts) > 1 and parts[0][0] in _NAMESPACES and set(parts[0][1:]) <= {"s", "ms", "sec", "metrics"}:   # "timing_s/step"
         return _NAMESPACES[parts[0][0]]
     return None

@@ -18,9 +18,9 @@ import math
 import re
 
 from opd.importers import cells, csv_rows, json_rows
-from opd.importers.names import (BLAND, EPOCHS, KINDS, MAGNITUDES, METRIC_NAMES, METRIC_VALUES, NO_OPERATOR, PHASES,
+from opd.importers.names import (BLAND, EPOCHS, KINDS, MAGNITUDES, METRIC_NAMES, METRIC_VALUES, MODULE_PATH, NO_OPERATOR, PHASES,
                                  PROBE_NAMES, PROBE_PARTS, RUNS, STATISTIC_OF, STEPS, Meaning, format_of, is_evaluation,
-                                 is_step, key, kind_of, meaning, split_statistic, words)
+                                 is_step, key, kind_of, may_be_operator, meaning, statistic_of, words)
 from opd.importers.metrics import (FLAGS, SCALARS, UNKNOWN, Choice, check_scalars, choose, probe_kind, read_series, row_values,
                                    tell, tensor_stat, told_at)
 from opd.importers.run import ImportedRun, Stat, Step, listed
@@ -33,7 +33,6 @@ _OVERFLOW = {"overflow", "overflows", "skip", "skipped", "nan", "inf"}
 _SUSPECT = re.compile(r"(?i)overflow|\bnan\b|\binf\b|non-?finite|skipp?(?:ed|ing) (?:the |this )?(?:step|update|batch|iter)")
 _LONGEST_TEXT = 400   # of a message; longer ones are configurations
 _PANEL = re.compile(r"(.+) - (.+?)(__MIN|__MAX)?$")
-_MODULE_PATH = re.compile(r"[A-Za-z_]\.[A-Za-z0-9_]|\.\d+\.")
 _MAX_RUNS = 256
 
 
@@ -353,7 +352,7 @@ class _Table:
         run.assumptions.append("no column is the step: the layers are one pass, step 0")
         step = Step(0, self.rows[0][0])
         run.steps.append(step)
-        used = [c for c in self.columns if c != layer_column and self.column(c)[0] and self._may_be_operator(c)]
+        used = [c for c in self.columns if c != layer_column and self.column(c)[0] and may_be_operator(c)]
         for line, row in self.rows:
             for column in used:
                 value = self.number(line, column, row.get(column))
@@ -384,7 +383,7 @@ class _Table:
         plain = []
         if not choice.is_log and self.step is not None:
             plain = [c for c, why in choice.left.items() if why == UNKNOWN and meaning(c).what != "suspect"
-                     or why in NO_OPERATOR and _MODULE_PATH.search(c)]
+                     or why in NO_OPERATOR and MODULE_PATH.search(c)]
             for column in plain:
                 del choice.left[column]
         unreadable = [c for c in names if not self.column(c)[0] and meaning(c).is_whole and meaning(c).what not in choice.scalars]
@@ -471,8 +470,7 @@ class _Table:
         """Probe name -> {column: statistic} of the columns PROBE_STATISTIC. A probe needs a magnitude among them."""
         tensors: dict[str, dict[str, str]] = {}
         for column in columns:
-            parts = split_statistic(column)
-            if parts and meaning(column).what in (None, "suspect"):
+            if parts := statistic_of(column):
                 tensors.setdefault(parts[0], {})[column] = parts[1]
         return {name: columns for name, columns in tensors.items() if MAGNITUDES & set(columns.values())}
 
@@ -484,10 +482,6 @@ class _Table:
             if fields:
                 stats[name] = tensor_stat(run, name, fields, line)
         return stats
-
-    def _may_be_operator(self, column: str) -> bool:
-        what = meaning(column).what
-        return what in (None, "norm", "loss", "grad_norm") or what in NO_OPERATOR and bool(_MODULE_PATH.search(column))
 
     # --- what is left out ---
 
