@@ -107,7 +107,8 @@ def test_reported_master_weights(captured):
     assert trace.loss_scale[0] == 2.0**22 and trace.loss_scale[-1] == 2.0**16 and trace.loss.max() < 10
     assert trace.lr.tolist() == [np.float32(1e-3)] * 30 and "0.weight:exp_avg" in names(trace, "optimizer")
     weight = column(trace, "0.weight")  # as the script has copied it back
-    assert (weight[:6] == weight[0]).all() and weight[7] != weight[5]
+    assert skipped == [0, 1, 2, 3, 4, 6] and (weight[:5] == weight[0]).all() and weight[5] != weight[4]
+    assert weight[6] == weight[5] and weight[7] != weight[6]
 
 
 def test_reported_nan_but_healthy(captured):
@@ -326,7 +327,7 @@ TRAINING = """
 
 
 @pytest.mark.parametrize(("probes", "said"), [("blocks.9.*", "no module is called 'blocks.9.*'"), ("laernorm", "no module is called"),
-                                              ("gradient:5.weight", "did you mean 0.weight, 1.weight, 2.weight")])
+                                              ("gradient:5.weight", "; did you mean 2.weight, ")])
 def test_a_pattern_that_matches_nothing_ends_the_command(captured, probes, said):
     result = captured(TRAINING, "--probes", probes)
     assert result.status == 2 and result.files == [] and "step" not in result.output
@@ -342,10 +343,10 @@ def test_a_model_class_that_is_not_there(captured):
 def test_a_disk_that_is_full(captured):
     """A limit on the size of files stands for it."""
     result = captured("""
-        import resource, signal
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))
-    """ + textwrap.dedent(TRAINING).replace("range(4)", "range(400)"), "--probes", "all")
+    import resource, signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))
+    """ + TRAINING.replace("range(4)", "range(400)"), "--probes", "all")
     assert result.status == 7 and result.output.count("step") == 400
     assert "capture ended before the run did" in result.lines[-1] and "File too large" in result.lines[-1]
     assert result.trace.manifest["complete"] is False and 1 < len(result.trace.step) < 400
@@ -354,11 +355,11 @@ def test_a_disk_that_is_full(captured):
 def test_a_capture_of_the_same_path_in_the_command_itself(captured):
     """The trace of somebody else is not claimed."""
     result = captured("""
-        sys.path.insert(0, os.environ["PACKAGES"])
-        from opd.capture import Capture
-        other = nn.Linear(2, 2); c = Capture(other, sys.argv[0].replace("train.py", "run.safetensors"), probes="output")
-        other(torch.ones(1, 2)); c.step()
-    """ + textwrap.dedent(TRAINING), environment={**ENVIRONMENT, "PACKAGES": str(PACKAGES)})
+    sys.path.insert(0, os.environ["PACKAGES"])
+    from opd.capture import Capture
+    other = nn.Linear(2, 2); c = Capture(other, sys.argv[0].replace("train.py", "run.safetensors"), probes="output")
+    other(torch.ones(1, 2)); c.step()
+    """ + TRAINING, environment={**ENVIRONMENT, "PACKAGES": str(PACKAGES)})
     assert result.status == 7 and "no trace of a process" in result.lines[-1] and "another" in result.lines[-1]
     assert not any("4 steps" in line for line in result.lines) and result.trace.step.tolist() == [0]
 
@@ -372,14 +373,11 @@ def hidden(*packages: str, folder: Path) -> dict:
     """An environment in which these packages cannot be imported."""
     site = folder / "hidden.py.d"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(textwrap.dedent(f"""
-        import sys
-        class Hidden:
-            def find_spec(self, name, path=None, target=None):
-                if name.partition(".")[0] in {packages}:
-                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-        if "OPD_CAPTURE" in __import__("os").environ: sys.meta_path.insert(0, Hidden())
-    """))
+    (site / "sitecustomize.py").write_text("import os, sys\nif 'OPD_CAPTURE' in os.environ:\n    sys.path.insert(0, os.path.dirname("
+                                           "os.path.abspath(__file__)) + '/hidden')\n")
+    (site / "hidden").mkdir()
+    for name in packages:
+        (site / "hidden" / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n")
     return {**ENVIRONMENT, "PYTHONPATH": f"{PACKAGES}:{site}"}
 
 
@@ -387,10 +385,10 @@ def test_what_traces_need_is_not_needed_by_the_command(captured, tmp_path_factor
     """Where the run lives without ml_dtypes and safetensors, the launcher makes the trace of the journal."""
     environment = hidden("ml_dtypes", "safetensors", folder=tmp_path_factory.mktemp("site"))
     result = captured("""
-        for name in ("ml_dtypes", "safetensors"):
-            try: __import__(name); print("there")
-            except ImportError: pass
-    """ + textwrap.dedent(TRAINING), "--probes", "all", "--statistics", "full", environment=environment)
+    for name in ("ml_dtypes", "safetensors"):
+        try: __import__(name); print("there")
+        except ImportError: pass
+    """ + TRAINING, "--probes", "all", "--statistics", "full", environment=environment)
     assert result.status == 7 and "there" not in result.output and result.output.count("step") == 4, result.errors
     assert result.trace.step.tolist() == [0, 1, 2, 3] and "4 steps 0..3" in result.lines[-1]
 

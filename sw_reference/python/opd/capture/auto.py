@@ -133,7 +133,7 @@ class Run:
     def leave_to(self, other: Run) -> None:
         """Another run has made a step: gradients and losses since were its own."""
         self._used()
-        self.capture.drop_losses()
+        self.capture.leave_to_other()
 
     # --- what the capture calls
 
@@ -228,7 +228,7 @@ class AutoCapture:
         self._made = 0               # traces begun
         self._failed = False
         self._refused: str | None = None
-        self._stepped = False
+        self._stepped = self._is_stepping = False
         self._called: Counter[str] = Counter()  # classes of outermost modules that were called and not captured
 
     def remove(self) -> None:
@@ -286,14 +286,17 @@ class AutoCapture:
         return (self._depth == 1 or self._class is not None) and run.has(module)
 
     def _before_optimizer_step(self, optimizer: Optimizer, arguments, options) -> None:
-        for run in self._runs:
-            run.is_stepping = True
+        self._set_stepping(True)
 
     def _on_optimizer_step(self, optimizer: Optimizer, arguments, options) -> None:
         self._stepped = True
-        for run in self._runs:
-            run.is_stepping = False
+        self._set_stepping(False)
         self._end_step(optimizer, Run.finish)
+
+    def _set_stepping(self, is_stepping: bool) -> None:
+        self._is_stepping = is_stepping
+        for run in self._runs:
+            run.is_stepping = is_stepping
 
     def _end_step(self, optimizer: Optimizer, how) -> None:
         """how: what it means for a run whose parameters the optimizer holds."""
@@ -387,6 +390,7 @@ class AutoCapture:
         for run in self._runs:
             run.capture.is_alone = capture.is_alone = False
         run = Run(capture, module)
+        run.is_stepping = self._is_stepping
         self._runs.append(run)
         if capture.saved is not None:
             events.tell("saved", path=str(capture.saved))

@@ -137,6 +137,7 @@ class Capture:
         self._passes: dict[int, tuple[bool, bool]] = {}  # passes of the open step: model in training mode, gradients enabled
         self._trains = False                     # a closed step had a pass in training mode
         self._mark = _Mark()
+        self._served = -1                        # the last pass that served another model's step
         self._backwards = 0
         self._rates_noted: list[float | str | None] = []
         self._groups_noted: list = []
@@ -321,10 +322,12 @@ class Capture:
         """Takes learning rates, and where they fit moments, from an optimizer that holds copies of the parameters."""
         self._optimizer.add_masters(optimizer)
 
-    def drop_losses(self) -> None:
-        """Forgets what backward was called on in the open step: it belonged to another model."""
+    def leave_to_other(self) -> None:
+        """The open step so far served another model's step: what backward was called on was not this one's loss, and should the
+        run end now, it ends in no step of this one."""
         self._losses.clear()
         self._mark = replace(self._mark, losses=0)
+        self._served = self._passing
 
     def see_loss(self, loss: Tensor | float) -> None:
         """A number that may be the loss of the open step, should the step not come to its backward."""
@@ -518,7 +521,7 @@ class Capture:
         if not self._trains:
             self._trains = any(training for training, _ in self._all_passes(observations).values())
         self._passes = {}
-        self._mark = _Mark()
+        self._mark, self._served = _Mark(), -1
         self._next_pass()
         if not (self.listening and observations):
             return
@@ -572,7 +575,7 @@ class Capture:
         if not self.listening:
             return
         counted = {number for number, (training, gradients) in self._all_passes(self._observations).items()
-                   if self.inference or (gradients and (training or not self._trains))}
+                   if number > self._served and (self.inference or (gradients and (training or not self._trains)))}
         if not counted or (self._closed_steps == 0 and self._backwards == 0 and len(counted) > 1):
             return  # many passes and never a backward: no training
         self._observations = [observation for observation in self._observations
