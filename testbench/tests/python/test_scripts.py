@@ -42,7 +42,8 @@ def test_scripts_work_in_a_bare_environment(command, told, tmp_path):
 
 
 @pytest.mark.parametrize("script, package", [("generate_registers", "systemrdl"), ("corpus_tables", "ml_dtypes"), ("incident_logs", "ml_dtypes"),
-                                             ("prove", "pyosys"), ("synth", "pyosys"), ("coverage", "ml_dtypes")])
+                                             ("prove", "pyosys"), ("synth", "pyosys"), ("coverage", "ml_dtypes"), ("calibration_tables", "ml_dtypes"),
+                                             ("rival_vectors", "torch")])
 def test_without_an_environment_the_remedy_is_said(script, package, tmp_path):
     if subprocess.run(["/usr/bin/python3", "-c", f"import {package}"], capture_output=True).returncode == 0:
         pytest.skip(f"the system's own Python has {package}")
