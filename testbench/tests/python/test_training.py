@@ -227,7 +227,7 @@ def test_the_corpus_is_what_it_should_be():
     for split in ("tuning", "held-out"):
         classes = {label.kind for label in labels.values() if label.split == split}
         assert classes >= {"healthy", "stressed", "near-limit", "gradual", "sudden", "saturating", "injected"}
-    assert sum(file.stat().st_size for file in files) < 110e6
+    assert sum(file.stat().st_size for file in files) < 140e6  # mostly zeros: a third less on a disk that compresses
     assert (CORPUS / "MANIFEST.json").read_text().count("\n") < 40 * len(files)
     assert all(len(Trace.read(file).probes) <= 256 for file in files)  # operators of the device: replay takes every run
 
@@ -350,7 +350,7 @@ def test_a_flipped_bit(dtype, bit, value, flipped):
     ('kind = "hidden-query", step = 3, target = "block.0.attn"', "block.0.attn.softmax"),
     ('kind = "constant-rows", step = 3, target = "embedding"', "block.0.attn.norm"),
     ('kind = "flip-weight", step = 3, target = "block.0.attn.qkv.weight"', "block.0.attn.qkv"),
-    ('kind = "repeat-token", step = 3', "embedding")])
+    ('kind = "repeat-token", step = 3', "block.0.attn.qk")])
 def test_a_fault_changes_its_step_and_none_before(small, fault, seen):
     _, clean = small()
     _, faulty = small(f"fault = {{ {fault} }}")
