@@ -91,8 +91,8 @@ def read(source: Source) -> ImportedRun:
     read_rows(rows, run)
     run.unread.sort(key=lambda place: place[0])
     run.model = model
-    run.framework = " ".join(sorted({entry.tool for entry in entries if entry.reading.what not in (TORN, MARK)
-                                     and (entry.tool not in GENERAL or entry.reading.values)}))
+    told = {entry.tool for entry in entries if entry.tool not in GENERAL and entry.reading.what != TORN}
+    run.framework = " ".join(sorted(told | {entry.tool for entry in chosen if entry.reading.what != MARK}))
     for counter in sorted(counters):
         run.assumptions.append(f"MLPerf lines count by {counter}: that is the step")
     if named:
