@@ -567,6 +567,25 @@ def test_loss_of_zero_that_hf_trainer_prints(only):
     assert trace.label == "healthy"
 
 
+def test_healthy_log_of_hf_trainer_with_deepspeed(only):
+    """Configuration, evaluation and metrics at the end make it neither unknown nor another tool's."""
+    trace = only("""[2024-05-06 07:08:01,123] [INFO] [config.py:997:print]   loss_scale ................... 0
+    "fp16": {
+        "loss_scale": 0,
+        "loss_scale_window": 1000,
+***** Running training *****
+{'loss': 2.31, 'grad_norm': 0.875, 'learning_rate': 2e-05, 'epoch': 0.05}
+{'eval_loss': 2.2, 'eval_runtime': 3.5, 'epoch': 0.05}
+{'loss': 2.21, 'grad_norm': 0.875, 'learning_rate': 2e-05, 'epoch': 0.1}
+{'train_runtime': 30.25, 'train_samples_per_second': 1.0, 'train_loss': 2.26, 'epoch': 0.1}
+***** train metrics *****
+  epoch                    =     0.1
+  train_loss               =     2.26
+""")
+    assert trace.label == "healthy" and trace.framework == "HF Trainer" and trace.step.tolist() == [0, 1]
+    assert "3 lines of evaluations and of whole runs left out" in said(trace)
+
+
 def test_average_and_evaluation_that_are_not_finite(only):
     trace = only("iter 0: loss 2.5, time 200.50ms, mfu 30.25%\nstep 0: train loss nan, val loss 2.5\n")
     assert trace.label == "unknown" and trace.step.tolist() == [0]

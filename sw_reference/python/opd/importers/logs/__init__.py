@@ -32,6 +32,9 @@ _WORDS = re.compile(r"(?i)loss|(?<![a-z])(?:nan|inf(?![a-z])|infinit)|finite|ove
                     r"diverg|explod|"
                     r"\d%\||^\d+/\d+\s|(?:step|iter\w*|epoch|batch)\W{0,12}\d|"
                     r"\btrain\W{0,5}\[")
+_OF_A_TOOL = re.compile(rb"iteration +\d+/|OVERFLOW!|[Ss]kipping step|:::ML|DLLL? |num_updates.{0,4}[=:]|TRAIN \[|completed step:|\{'|"
+                        rb"Epoch(?:\(train\))? *\[|Iter\(train\)|loss scale|global step \d|reduced_train_loss|  loss:|skipped=\d|"
+                        rb"iter \d+: loss|overflow|, loss is |step:\[")   # what a file named like a table may be none for
 _LONG = re.compile(r"(?i)loss[\"']?\s*[:=]\s*[\"']?[-+\d.n]|overflow")   # of a line that is too long to be read
 _SCALE_ALONE = re.compile(r"(?i)^[\"']?(?:loss|grad)[ _-]?scale[\"']?\s*[:=]\s*(\d[\d.,e+]*),?$")
 MAX_LINE = 1 << 16   # characters; what is longer is no line of a log
@@ -43,10 +46,10 @@ def sniff(source: Source) -> float:
     """2 for a log with a line of a known tool, LOOP for one with a loss that a loop printed, 0 for anything else."""
     if b"\0" in source.head[:16] or source.head.startswith((b"PK", b"\x93NUMPY")) or _is_json(source):
         return 0
-    if source.path.lower().endswith((".csv", ".tsv", ".json")):
-        general = 0
-    else:
-        general = LOOP
+    is_table = source.path.lower().endswith((".csv", ".tsv", ".json"))
+    if is_table and not _OF_A_TOOL.search(source.data):
+        return 0   # a table may be long
+    general = 0 if is_table else LOOP
     found = peeked = 0
     for line in lines(source):
         entry = _entry(line)
@@ -91,8 +94,8 @@ def read(source: Source) -> ImportedRun:
     read_rows(rows, run)
     run.unread.sort(key=lambda place: place[0])
     run.model = model
-    run.framework = " ".join(sorted({entry.tool for entry in entries if entry.reading.what not in (TORN, MARK)
-                                     and (entry.tool not in GENERAL or entry.reading.values)}))
+    told = {entry.tool for entry in entries if entry.tool not in GENERAL and entry.reading.what != TORN}
+    run.framework = " ".join(sorted(told | {entry.tool for entry in chosen if entry.reading.what != MARK}))
     for counter in sorted(counters):
         run.assumptions.append(f"MLPerf lines count by {counter}: that is the step")
     if named:
