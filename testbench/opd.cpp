@@ -440,7 +440,8 @@ int run(int argc, char** argv) {
                              "else (paths rtl and systemc)");
 
   std::vector<fs::path> info_files;
-  CLI::App* info_command = app.add_subcommand("info", "Say what a trace, or the journal of a capture, holds");
+  CLI::App* info_command =
+      app.add_subcommand("info", "Say what a trace, or the journal of a capture, holds");
   info_command->add_option("traces", info_files, "Trace files, journals")->required();
 
   CLI::App* registers_command =
