@@ -25,8 +25,8 @@ def find_incident(number: int, bad: Sequence[tuple[ProbeEntry, int]], series: Ma
     """The incident of a step, None when all is well.
 
     bad: probes with non-finite elements, forward ones in order of their calls, and how many elements; series: what is known of
-    the step. An overflow of gradients, or of their norm, under a loss scale above 1 is ordinary. groups: of
-    probes that are recorded for all modules.
+    the step. An overflow of gradients, or of their norm, under a loss scale above 1 is ordinary. groups:
+    those of probes that are recorded in the whole model.
     """
     scaled = series.get("loss_scale", 0) > 1
     found = [(entry.kind, f"{entry.name} holds {count} non-finite elements") for entry, count in bad]

@@ -4,9 +4,9 @@ A selection is a list of expressions, each one a group (`norm`), a pattern of mo
 (`gradient:model.layers.0.*`, the pattern then of module or parameter names). Patterns are those of fnmatch.
 
 Names in the trace: a module's output has the module's name, `name#2` when it is called for the second time in a forward pass,
-`name[1]` for the second tensor of an output that holds several; what is derived carries a suffix after a colon, which no module name holds: `name:logits`, `name:softmax`,
-`name:grad`, `weight:exp_avg`, `weight:allreduce`. A probe whose type changes during the run becomes two: `name` and
-`name:BF16`.
+`name[1]` for the second tensor of an output that holds several; what is derived carries a suffix after a colon, which no module
+name holds: `name:logits`, `name:softmax`, `name:grad`, `weight:exp_avg`, `weight:allreduce`. A probe whose type changes during
+the run becomes two: `name` and `name:BF16`.
 """
 from __future__ import annotations
 

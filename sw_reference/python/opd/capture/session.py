@@ -186,7 +186,8 @@ class Capture:
             options = {"probes": self.selection.texts, "every": every, "statistics": statistics, "raw": self._raw_patterns,
                        "sideband": f"logits of fused attention: {_SIDEBAND_TEXT[sideband]}", "compiled": compiled}
             self._journal = JournalWriter(journal, {
-                "launch": _launch, "full": statistics == "full", "label": label, "seed": str(seed), "framework": f"torch {torch.__version__}",
+                "launch": _launch, "full": statistics == "full", "label": label, "seed": str(seed),
+                "framework": f"torch {torch.__version__}",
                 "name": re.sub(r"[^A-Za-z0-9_.-]+", "_", name or self.path.stem) or "run",
                 "model": model_text if model_text is not None else ", ".join(map(_describe, models.values())),
                 "manifest": {**(manifest or {}), "capture": options, "rank": list(_rank()), "versions": {
@@ -298,7 +299,8 @@ class Capture:
             remedy = "python -m opd capture --recover turns them into a trace"
             if isinstance(error, ImportError):
                 remedy = f"with ml_dtypes and safetensors (pip install ml_dtypes safetensors), {remedy}"
-            log.error("the trace was not written: %s; its steps are in %s: %s", error, self.journal, remedy)
+            if self.watcher is None or not isinstance(error, ImportError):  # else the launcher makes the trace
+                log.error("the trace was not written: %s; its steps are in %s: %s", error, self.journal, remedy)
             return str(error)
         finally:
             self._journal.close()
