@@ -10,13 +10,12 @@ import tomllib
 from pathlib import Path
 
 from labels import Class
-from opd.evaluate.corpus import LABELS_FILE, label_table
+from opd.evaluate.corpus import FAULTS, LABELS_FILE, label_table
 from opd.files import write_whole
 from opd.trace import Trace
 from scenario import InputError
 
 MANIFEST = "MANIFEST.json"
-FAULTY = ("injected", "data")  # classes that follow from what was done to a run, whether anything went wrong or not
 HEADING = """\
 # Written by traces/training/train.py. Classes are computed from the traces (traces/training/labels.py) or follow from what was
 # done to the run; the split is that of its scenario. docs/evaluation.md says what the fields mean.
@@ -49,7 +48,7 @@ def record(folder: Path, file: str, trace: Trace, found: Class, split: str) -> N
 
 def label_fields(found: Class, split: str) -> dict[str, str | int | None]:
     """Fields of a run's table in labels.toml. A fault that nothing went wrong by is said to be without an incident."""
-    none = found.name in FAULTY and found.first_bad_op is None
+    none = found.name in FAULTS and found.first_bad_op is None
     return {"class": found.name, "split": split, "incident": "none" if none else None, "first_bad_step": found.first_bad_step,
             "first_bad_op": found.first_bad_op, "event_step": found.event_step, "decided": found.decided}
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.next_character import NextCharacter
-from workloads.operators import ACTIVATIONS, NORMS, STORES, Float8, LayerNorm, Product, Softmax, Sum, as_it_is, choice
+from workloads.operators import ACTIVATIONS, NORMS, STORES, LayerNorm, Product, Softmax, Sum, choice, stored
 from workloads.text import Text
-from workloads.workload import check_positive, half_of
+from workloads.workload import check_heads, check_positive, half_of
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Parts:
 
     def stored(self) -> Callable[[Tensor], Tensor]:
         """What follows an operator whose output is stored: nothing, or a rounding to 8 bits."""
-        return as_it_is if self.settings.store == "half" else Float8(self.settings.store)
+        return stored(self.settings.store)
 
 
 class Attention(nn.Module):
@@ -135,8 +135,7 @@ class Gpt(nn.Module):
 
     def __init__(self, vocabulary: int, settings: Settings, half: torch.dtype, feed_forward=Mlp):
         super().__init__()
-        if settings.width % settings.heads:
-            raise ValueError(f"heads: width {settings.width} is not a multiple of {settings.heads}; change one of them")
+        check_heads(settings)
         parts = Parts(settings, half)
         self.embedding = Embedding(vocabulary, settings.context, settings.width, half)
         self.block = nn.ModuleList(Block(parts, feed_forward) for _ in range(settings.layers))

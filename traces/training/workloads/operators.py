@@ -7,6 +7,7 @@ here, as a half-precision stack stores it. Parameters stay FP32.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +158,11 @@ class Float8(nn.Module):
 def as_it_is(x: Tensor) -> Tensor:
     """What stands in the place of an operator that a model leaves out."""
     return x
+
+
+def stored(store: str) -> Callable[[Tensor], Tensor]:
+    """What follows an operator whose output is stored, one of STORES: nothing, or a rounding to 8 bits."""
+    return as_it_is if store == "half" else Float8(store)
 
 
 NORMS = {"layer": LayerNorm, "rms": RmsNorm, "none": Identity}

@@ -6,6 +6,7 @@ sum in FP32, no biases. Q K^T before and after the bias are tensors of their own
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +14,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from workloads.next_character import Characters
-from workloads.operators import ACTIVATIONS, STORES, Float8, Narrow, Product, Softmax, Sum, as_it_is, choice
+from workloads.operators import ACTIVATIONS, STORES, Narrow, Product, Softmax, Sum, as_it_is, choice, stored
 from workloads.text import Text
-from workloads.workload import Batch, Workload, check_positive, half_of, parameters
+from workloads.workload import Batch, Workload, check_heads, check_positive, half_of, parameters
 
 GRADIENTS = (nn.Linear, nn.Embedding, Product)  # operators whose outputs' gradients are probed
 
@@ -35,8 +36,7 @@ class Settings:
 
     def __post_init__(self):
         check_positive(self, "layers", "width", "heads", "context", "gap")
-        if self.width % self.heads:
-            raise ValueError(f"heads: width {self.width} is not a multiple of {self.heads}; change one of them")
+        check_heads(self)
         if self.gap >= self.context:
             raise ValueError(f"gap: {self.gap} of {self.context} characters leaves nothing to read; give fewer")
         choice(dict.fromkeys(("rms", "none")), self.norm, "norm")
@@ -76,7 +76,7 @@ class Parts:
     def __init__(self, settings: Settings, half: torch.dtype):
         self.settings, self.half = settings, half
 
-    def norm(self):
+    def norm(self) -> Callable[[Tensor], Tensor]:
         return RmsNorm(self.settings.width, self.half) if self.settings.norm == "rms" else as_it_is
 
     def linear(self, inputs: int, outputs: int, std: float | None = None) -> nn.Linear:
@@ -85,9 +85,9 @@ class Parts:
         nn.init.normal_(layer.weight, std=inputs**-0.5 if std is None else std)
         return layer
 
-    def stored(self):
+    def stored(self) -> Callable[[Tensor], Tensor]:
         """What follows an operator whose output is stored: nothing, or a rounding to 8 bits."""
-        return as_it_is if self.settings.store == "half" else Float8(self.settings.store)
+        return stored(self.settings.store)
 
 
 class Attention(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn import functional
 from workloads import gpt
 from workloads.digits import CLASSES, SIDE, Digits
 from workloads.text import Text
-from workloads.workload import Batch, check_positive, half_of
+from workloads.workload import Batch, check_heads, check_positive, half_of
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Settings:
         check_positive(self, "layers", "width", "heads", "patch", "input_scale")
         if SIDE % self.patch:
             raise ValueError(f"patch: {self.patch} does not divide an image of {SIDE} pixels; use 1, 2, 4 or 8")
-        if self.width % self.heads:
-            raise ValueError(f"heads: width {self.width} is not a multiple of {self.heads}; change one of them")
+        check_heads(self)
 
 
 class Tokens(nn.Module):

@@ -44,6 +44,12 @@ def check_positive(settings, *names: str) -> None:
             raise ValueError(f"{name}: {getattr(settings, name)} is not positive; give a larger value")
 
 
+def check_heads(settings) -> None:
+    """Raises ValueError when `width` cannot be cut into `heads` equal parts."""
+    if settings.width % settings.heads:
+        raise ValueError(f"heads: width {settings.width} is not a multiple of {settings.heads}; change one of them")
+
+
 def half_of(precision: str) -> torch.dtype:
     """Type of what is stored in half precision. Raises ValueError."""
     types = {"FP16": torch.float16, "BF16": torch.bfloat16}
