@@ -512,7 +512,7 @@ def test_line_that_was_not_understood(line, only):
     trace = only(GOOD.format(line))
     assert trace.label in ("unknown", "sudden"), said(trace)
     if trace.label == "unknown":
-        assert "1 places look like a metric or an overflow and were not understood: line 2: " in said(trace) and trace.step.tolist() == [10, 20]
+        assert "1 place looks like a metric or an overflow and was not understood: line 2: " in said(trace) and trace.step.tolist() == [10, 20]
 
 
 @pytest.mark.parametrize("line", [
@@ -613,7 +613,7 @@ def test_torn_line_is_named_and_the_others_are_read(name, only):
     assert old in text
     trace = only(text.replace(old, new, 1))
     assert trace.step.tolist() == steps
-    assert f"1 places look like a metric or an overflow and were not understood: line {line}: " in said(trace)
+    assert f"1 place looks like a metric or an overflow and was not understood: line {line}: " in said(trace)
     assert trace.label == ("sudden" if bad(trace, "gradients") else "unknown") if "gradients" in [p.name for p in trace.probes] else "unknown"
 
 

@@ -188,7 +188,8 @@ def build(run: ImportedRun, sources: list[Source], importer: str, options: Optio
     source = sources[0]
     if run.unread:
         shown = [f"line {line}: {quoted(text)}" if line is not None else quoted(text) for line, text in run.unread]
-        run.assumptions.append(f"{len(shown)} places look like a metric or an overflow and were not understood: "
+        places, were = ("place looks", "was") if len(shown) == 1 else ("places look", "were")
+        run.assumptions.append(f"{len(shown)} {places} like a metric or an overflow and {were} not understood: "
                                f"{listed(shown, 3)}")
     if options.match is not None:
         run = _matching(run, source, options.match)
