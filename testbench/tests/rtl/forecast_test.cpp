@@ -161,12 +161,14 @@ TEST(Baseline, LagsThreeBitsAtMost) {
   Config config;
   config.baseline_max_lag = 1;
   expect_baseline({{kOne, 1, 16}, {kTwo, 2, 0}}, -120, config);  // 8 - 128
-  config.baseline_max_lag = 15;
-  expect_baseline({{kOne, 1, 16}, {kTwo, 2, 0}}, -1912, config);   // 8 - 1920
-  expect_baseline({{0x3F00, 26, 4}, {kOne, 1, 0}}, -382, config);  // the average alone
-  config.baseline_max_lag = 0;                                     // no bound
-  expect_baseline({{kOne, 1, 16}, {kTwo, 2, 0}}, -1916, config);   // d = 2052: 128
-  expect_baseline({{0x3F00, 26, 4}, {kOne, 1, 0}}, -382, config);
+  config.baseline_max_lag = 7;
+  expect_baseline({{kOne, 1, 16}, {kTwo, 2, 0}}, -888, config);  // 8 - 896
+  // kOne under 2^7: m = -892, d = 900: 56. The average alone, below 15 bits or without a bound.
+  expect_baseline({{kOne, 1, 7}, {kTwo, 2, 0}}, -376);
+  for (const int max_lag : {15, 0}) {
+    config.baseline_max_lag = static_cast<std::uint8_t>(max_lag);
+    expect_baseline({{kOne, 1, 7}, {kTwo, 2, 0}}, -836, config);
+  }
 }
 
 /// A jump is judged against the baseline before it, and one that stays is no jump any more.
