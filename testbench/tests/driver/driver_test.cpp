@@ -180,7 +180,7 @@ TEST(DriverConfigure, WritesTheRegistersThatDifferAndKeepsTheirOtherFields) {
   EXPECT_EQ(Driver(bus).configure(config), 4u);
   EXPECT_EQ(bus.written(), (std::vector<std::uint16_t>{reg::kLimitE4m3, reg::kBaseline,
                                                        reg::kZThreshold, reg::kHintSetting}));
-  EXPECT_EQ(bus.value[reg::kBaseline], 0x00031004u);
+  EXPECT_EQ(bus.value[reg::kBaseline], 0x00031034u);
   EXPECT_EQ(bus.value[reg::kLimitE4m3], 0x3FFFu);
   EXPECT_EQ(bus.value[reg::kHintSetting], 0x80F8u);
   EXPECT_EQ(Driver(bus).read_configuration(), config);

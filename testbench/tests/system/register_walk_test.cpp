@@ -142,7 +142,7 @@ TEST(Apb, AWriteThatDoesNotStrobeAllBytesIsRefused) {
   }
   EXPECT_EQ(refused, 45u);
   EXPECT_EQ(bus.read(reg::kIrqEnable), 0u);
-  EXPECT_EQ(bus.read(reg::kBaseline), 0x00101004u);
+  EXPECT_EQ(bus.read(reg::kBaseline), 0x00101034u);
 }
 
 // A second command right behind the first meets BUSY; after it, the operator can be commanded again.

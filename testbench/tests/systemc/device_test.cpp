@@ -387,7 +387,9 @@ TEST(SystemcDevice, RecordsFollowTheOperatorsHistory) {
   EXPECT_EQ(record.risk, 128);
   EXPECT_EQ(record.mode, static_cast<std::uint8_t>(Mode::kStable));
   EXPECT_EQ(record.cause, static_cast<std::uint8_t>(Cause::kRisk));
-  record = sample(step++, 0x4C00);  // m = 4 + 32 = 36, d = 480
+  // The mean, 4 + 32, is drawn up to 3 bits below the sample: m = 516 - 384 = 132. The same sample
+  // again would be no jump, d = 384; 32.0 is one: x = 161, d = 644 - 132 = 512.
+  record = sample(step++, 0x5000);
   EXPECT_EQ(record.flags, flag_bit(Flag::kJump));
   EXPECT_EQ(record.mode, static_cast<std::uint8_t>(Mode::kStable));
   EXPECT_EQ(record.cause, static_cast<std::uint8_t>(Cause::kNone));
