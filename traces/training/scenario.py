@@ -130,13 +130,9 @@ class Scenario:
         return self.turned_out.get(seed, self.expect)
 
     def with_seeds(self, seeds: tuple[int, ...]) -> Scenario:
-        """The scenario with runs of these seeds. Runs that it has already keep name and split; further ones are for tuning.
-
-        Raises InputError."""
+        """The scenario with runs of these seeds, all different. Runs that it has already keep name and split; further ones are
+        for tuning."""
         own = {seed for split in SPLITS for seed in self.seeds.get(split, ())}
-        for seed in seeds:
-            if seeds.count(seed) > 1:
-                raise InputError(f"--seed {seed}: is given twice; give each seed once")
         held_out = self.seeds.get("held-out", ())
         split = {"tuning": tuple(seed for seed in seeds if seed not in held_out),
                  "held-out": tuple(seed for seed in seeds if seed in held_out)}

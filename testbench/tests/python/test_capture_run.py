@@ -118,7 +118,7 @@ def test_a_command_without_training(tmp_path):
     (["--raw", "*", "--raw-steps", "5:2", "--", "true"], "'5:2' is not FIRST:LAST"),
     (["--out", "no/such/run.safetensors", "--", "true"], "its folder does not exist"),
     (["--", "no-such-command"], "no-such-command: cannot be run"),
-    (["train.py"], "unrecognized arguments: train.py"),
+    (["train.py"], "'train.py' is not expected"),
 ])
 def test_bad_command_lines(arguments, message, capsys):
     try:

@@ -247,7 +247,7 @@ def test_command_errors_write_nothing(tmp_path, monkeypatch, capsys, arguments, 
 def test_opd_module(capsys):
     assert opd_main(["--help"]) == 0 and "import" in capsys.readouterr().out
     assert opd_main([]) == 2
-    assert opd_main(["nonsense"]) == 2 and "unknown command 'nonsense'" in capsys.readouterr().err
+    assert opd_main(["nonsense"]) == 2 and "opd: nonsense: no such command" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="^2$"):
         opd_main(["import"])
     run = subprocess.run([sys.executable, "-m", "opd", "import", "--help"], capture_output=True, text=True,
