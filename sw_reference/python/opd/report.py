@@ -307,7 +307,10 @@ def _pair(entry: dict, comparison: dict) -> str:
     if comparison["mismatches"]:
         return f"<b>{left}&thinsp;&ne;&thinsp;{right}</b>"
     if not comparison["records"] and not comparison["events"]:
-        return f"{left}, {right} not compared"
+        # Records are compared with those of the first path; of two others the hosts: without events, hints and counts alone.
+        if entry["mismatches"] or comparison["left"] == entry["comparisons"][0]["left"]:
+            return f"{left}, {right} not compared"
+        return f"{left}&thinsp;=&thinsp;{right} (hints, counts)"
     return f"{left}&thinsp;=&thinsp;{right}" + (f" in {_count(comparison['records'], 'record')}" if entry["mismatches"] else "")
 
 

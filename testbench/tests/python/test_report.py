@@ -307,6 +307,13 @@ def test_pairs_beside_a_mismatch_say_what_was_compared(replay):
     assert "rtl \u2260 systemc , rtl = cpu in 7 records, rtl, systemc-lt not compared" in words, words[words.index("rtl \u2260"):][:90]
 
 
+def test_pairs_whose_hosts_alone_are_compared(replay):
+    """Records are compared with those of the first path; without an event the hosts still agree in hints and counts."""
+    replay.entry["comparisons"].append({"left": "systemc", "right": "cpu", "records": 0, "events": 0, "mismatches": 0})
+    words = Page(replay.write()).words
+    assert "systemc = cpu (hints, counts)" in words and "not compared" not in words
+
+
 def test_a_summary_without_a_verdict_is_refused(replay):
     replay.write()
     summary = json.loads((replay.out / "summary.json").read_text())
