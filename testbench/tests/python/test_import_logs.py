@@ -172,7 +172,8 @@ SPELLED = {
     ("training loop", "epochs only"): (ROW, {"loss": 2.5}, (3, None)), ("training loop", "a loss alone"): (ROW, {"loss": 2.5}, None),
     ("training loop", "loss is nan"): (ROW, {"loss": NAN}, None), ("training loop", "TerminateOnNaN"): (ROW, {"loss": NAN}, 20),
     ("training loop", "detectron2, NaN"): (ROW, {"loss": NAN}, 20), ("training loop", "heading"): (MARK, {}, 20),
-    ("training loop", "heading with the epoch"): (MARK, {}, 20), ("training loop", "heading of an epoch"): (EPOCH, {}, (3, None)),
+    ("training loop", "heading with the epoch"): (MARK, {}, 20),
+    ("training loop", "heading by a logger"): (MARK, {}, 20), ("training loop", "heading of an epoch"): (EPOCH, {}, (3, None)),
     ("training loop", "summary of wandb"): (EVALUATION, {}, None),
     ("HF Trainer", "metrics at the end"): (EVALUATION, {}, None), ("progress bar", "Lightning, layers"): (KNOWN, {}, None),
 }

@@ -53,6 +53,7 @@ SPELLINGS = {
     "detectron2, NaN": "FloatingPointError: Loss became infinite or NaN at iteration=20!",
     "heading": "[batch=20/1000]:",
     "heading with the epoch": "[step=20/1000,epoch=0]",
+    "heading by a logger": "2024-01-02 03:04:05.678 host:0 olmo.train:960 INFO [step=20/1000,epoch=0]",
     "heading of an epoch": "Epoch 3/10",
     "summary of wandb": "wandb:        train/loss 2.5",
 }
@@ -73,6 +74,7 @@ _PLACES = (   # epoch, step within it, length of it
 _SAMPLES = re.compile(r"\[\s*(\d+)\s*/\s*(\d+)\s*\]\s*$")
 _HEADING = re.compile(
     r"(?i)^\W*(?:global[ _]?step|step|iteration|iter|batch)\W{0,3}(\d+)(?:\s*(?:/|of)\s*\d+)?(?:,\s*epoch\W\d+)?\W*$")
+_LOGGED_HEADING = re.compile(r"(?i)\s\[(?:step|batch|iter)=(\d+)/\d+(?:,\s*epoch=\d+)?\]:?$")   # whatever the logger puts in front
 _EPOCH_HEADING = re.compile(r"(?i)^\W*epoch:?\s+(\d+)(?:\s*(?:/|of)\s*\d+)?\W*$")
 _BAD = r"(?:nan|inf(?:inity|inite)?|not finite|non-?finite)"
 _BAD_LOSS = re.compile(rf"(?i)(?<!['\"\w.])loss(?:es)?(?: value)?"
@@ -89,7 +91,7 @@ def read(line: Line) -> Reading | None:
     text = line.text
     if found := _INVALID.search(text):
         return Reading(ROW, {"loss": math.nan}, whole(found[1]))
-    if found := _HEADING.match(text):
+    if found := _HEADING.match(text) or _LOGGED_HEADING.search(text):
         step = whole(found[1])
         return None if step is None else Reading(MARK, step=step)
     if found := _EPOCH_HEADING.match(text):
