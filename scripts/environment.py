@@ -9,6 +9,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).resolve().parent
 ROOT = SCRIPTS.parent
 VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
 if str(ROOT / "sw_reference" / "python") not in sys.path:
     sys.path.insert(0, str(ROOT / "sw_reference" / "python"))
 
@@ -22,8 +23,7 @@ def enter(*packages: str) -> None:
     script = Path(sys.argv[0])
     if script.resolve().parent != SCRIPTS:  # imported, by a test for instance
         raise ModuleNotFoundError(f"{', '.join(missing)}: not installed; scripts/setup --for test installs it")
-    python = VENV / "bin" / "python"
-    if python.is_file() and Path(sys.prefix).resolve() != VENV.resolve():
-        os.execv(python, [str(python), *sys.argv])
+    if PYTHON.is_file() and Path(sys.prefix).resolve() != VENV.resolve():
+        os.execv(PYTHON, [str(PYTHON), *sys.argv])
     print(f"{script.name}: needs {', '.join(missing)}; scripts/setup --for test installs what the scripts need", file=sys.stderr)
     sys.exit(2)

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import environment
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "measurements"
-VENV = ROOT / ".venv" / "bin" / "python"
-PYTHON = str(VENV if VENV.is_file() else sys.executable)  # has the packages that are measured
+PYTHON = str(environment.PYTHON if environment.PYTHON.is_file() else sys.executable)  # has the packages that are measured
 
 
 def load(name: str, folder: Path = FOLDER) -> dict:

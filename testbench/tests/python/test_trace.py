@@ -2,7 +2,6 @@
 
 The tests of agreement need the helper trace_tool: scripts/test names it in OPD_TRACE_TOOL, without it they are skipped.
 """
-import json
 import os
 import random
 import subprocess

@@ -33,11 +33,10 @@ from opd.importers.metrics import UNKNOWN, Points, check_scalars, choose, probe_
 from opd.importers.names import STEPS, format_of, is_step, key, kind_of, meaning, statistic_of
 from opd.importers.run import ImportedRun, Stat, Step, elements_stat, listed
 from opd.importers.scalars import Row, read_rows
-from opd.importers.source import COPY_AGAIN, MAX_BYTES, ImportFault, Source
+from opd.importers.source import COPY_AGAIN, FREE_BYTES, MAX_BYTES, ImportFault, Source
 from opd.texts import quoted
 from opd.trace import FORMATS
 
-_LARGE = 256 << 20   # bytes of arrays that may be packed as tightly as they like
 _TIGHT = 100         # times that larger ones may be packed
 _NPY = b"\x93NUMPY"
 _FORMAT_OF_TYPE = {layout.numpy: name for name, layout in FORMATS.items()}
@@ -123,7 +122,7 @@ def _load(source: Source, run: ImportedRun) -> dict[str, np.ndarray]:
             total = sum(member.file_size for member in members)
             if total > MAX_BYTES:
                 source.fail(None, f"decompresses to {total} bytes, more than 4 GiB", "split it")
-            if total > _LARGE and total > _TIGHT * len(source.data):
+            if total > FREE_BYTES and total > _TIGHT * len(source.data):
                 source.fail(None, f"{len(source.data)} bytes that decompress to {total}, more than {_TIGHT} times as many",
                             "save it with numpy.savez, or statistics instead of elements, if it is no attack")
             for member in members:

@@ -20,7 +20,7 @@ import re
 
 from opd.importers.names import is_evaluation, is_step, meaning
 from opd.importers.run import ImportedRun
-from opd.importers.source import COPY_AGAIN, Source
+from opd.importers.source import COPY_AGAIN, DuplicateKey, Source, unique
 from opd.texts import quoted
 
 Rows = list[tuple[int, dict]]
@@ -33,24 +33,11 @@ _MOST_NUMBERS = 64   # of a list that becomes columns
 _MOST_DIGITS = 400   # of a whole number; a double ends at 309
 
 
-class _Twice(ValueError):
-    def __init__(self, key: str):
-        super().__init__(f"key {quoted(key)} stands twice in one object")
-
-
-def _unique(pairs):
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen = set()
-        raise _Twice(next(key for key, _ in pairs if key in seen or seen.add(key)))
-    return result
-
-
 def _whole(digits: str) -> int | float:
     return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_whole)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_int=_whole)
 
 
 def is_rows(source: Source) -> float:
@@ -117,7 +104,7 @@ def _by_line(source: Source, run: ImportedRun, lines: list[tuple[int, str]]) -> 
         wrong = "another value"
         try:
             content = _decode(line)
-        except _Twice as error:
+        except DuplicateKey as error:
             source.fail(number, str(error), "keep one of them")
         except (ValueError, RecursionError) as error:
             content, wrong = None, getattr(error, "msg", "nested too deep")
@@ -170,7 +157,7 @@ def _whole_file(source: Source, run: ImportedRun, lines: list[tuple[int, str]]) 
             continue
         try:
             value, end = _DECODER.raw_decode(text, at)
-        except _Twice as error:
+        except DuplicateKey as error:
             source.fail(line_at(at), str(error), "keep one of them")
         except RecursionError:
             source.fail(line_at(at), "JSON nested too deep", COPY_AGAIN)

@@ -121,11 +121,11 @@ class Source:
         """The JSON value of the file; NaN and Infinity are numbers, as Python's json module writes them."""
         try:
             text = self.data.decode("utf-8-sig")
-            return json.loads(text, object_pairs_hook=_unique)
+            return json.loads(text, object_pairs_hook=unique)
         except UnicodeDecodeError as error:
             self.fail(self.line_at(error.start), "is not UTF-8 text", COPY_AGAIN)
-        except _DuplicateKey as error:
-            self.fail(self.line_of(error.key), f"key {quoted(error.key)} stands twice in one object", COPY_AGAIN)
+        except DuplicateKey as error:
+            self.fail(self.line_of(error.key), str(error), COPY_AGAIN)
         except RecursionError:
             self.fail(None, "JSON nested too deep", COPY_AGAIN)
         except json.JSONDecodeError as error:
@@ -153,17 +153,20 @@ def csv_cells(source: Source, number: int, line: str, delimiter: str = ",") -> l
         source.fail(number, f"not valid CSV: {error}", COPY_AGAIN)
 
 
-class _DuplicateKey(Exception):
+class DuplicateKey(ValueError):
+    """A key that stands twice in one JSON object."""
+
     def __init__(self, key: str):
-        super().__init__(key)
+        super().__init__(f"key {quoted(key)} stands twice in one object")
         self.key = key
 
 
-def _unique(pairs):
+def unique(pairs: list[tuple[str, object]]) -> dict:
+    """The object of its keys and values, for the json module's object_pairs_hook. Raises DuplicateKey."""
     result = dict(pairs)
     if len(result) != len(pairs):
         seen = set()
-        raise _DuplicateKey(next(key for key, _ in pairs if key in seen or seen.add(key)))
+        raise DuplicateKey(next(key for key, _ in pairs if key in seen or seen.add(key)))
     return result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from opd.importers.logs.lines import Line
-from opd.importers.logs.metrics import REAL, choose, field_of, find, whole
+from opd.importers.logs.metrics import choose, field_of, find, whole
 from opd.importers.logs.reading import EVALUATION, KNOWN, ROW, Reading, torn, too_long
 
 NAME = "OpenMMLab"
@@ -28,7 +28,6 @@ SPELLINGS = {
 _EPOCH = re.compile(r"\bEpoch(?:\((\w+)\))?\s*\[\s*(\d+)\]\[\s*(\d+)\s*(?:/\s*(\d+)\s*)?\](.*)$")
 _ITER = re.compile(r"\bIter(?:\((\w+)\))?\s*\[\s*(\d+)\s*/\s*\d+\s*\](.*)$")
 _BEGUN = re.compile(r"\b(?:Epoch|Iter)\(train\)|\bEpoch \[\d+\]\[\d+/\d+\]\tlr")
-_FIELD = re.compile(rf"([\w./-]+): ({REAL})")
 
 
 def read(line: Line) -> Reading | None:
