@@ -65,6 +65,21 @@ def test_an_id_that_the_plan_lacks_is_refused(testplan, tmp_path, monkeypatch, c
     assert f"{name}: {GONE}: no row of the plan" in told and "TAP-01:" not in told
 
 
+@pytest.mark.parametrize("name, text, told", [
+    ("test_x.py", "def test_one():\n    pass\n", "test_x::test_one"),
+    ("test_x.py", "class TestX:\n    def test_one(self):\n        pass\n", "test_x::test_one"),
+    ("x_test.cpp", "TEST(Suite, Other) {}\n", "Suite.Other"),
+    ("x_test.cpp", "TEST_F(Suite, Other) {}\n", "Suite.Other"),
+])
+def test_a_test_without_a_row_is_found_in_its_source(testplan, tmp_path, monkeypatch, capsys, name, text, told):
+    (tmp_path / "testplan.toml").write_text(rows("TAP-01"))
+    (tmp_path / name).write_text(text)
+    assert run(testplan, monkeypatch, "--check") == 1
+    assert f"not in the plan: {told}" in capsys.readouterr().err
+    (tmp_path / "testplan.toml").write_text(rows("TAP-01") + f"[[row]]\nid = \"TAP-02\"\nwhat = \"w\"\ntests = ['{told}']\n")
+    assert run(testplan, monkeypatch, "--check") == 0
+
+
 def test_words_that_look_like_ids_are_none(testplan, tmp_path, monkeypatch):
     (tmp_path / "testplan.toml").write_text(rows("TAP-01"))
     (tmp_path / "test_x.py").write_text('"""Reads UTF-16 files.\n\nTestplan: TAP-01.\n"""\nENCODING = "UTF-16"  # not ISO-88\n')
