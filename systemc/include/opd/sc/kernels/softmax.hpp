@@ -35,9 +35,9 @@ inline void softmax(Execute& unit) {
     unit.row(sums, [&](const Slice& slice) {
       Lanes y;
       load(row, slice, y.at);
-      for (std::size_t i = 0; i < slice.count; ++i) {
-        y.at[i] = hidden ? 0.0f : exponential(y.at[i] - m);
-      }
+      const float shift = m;
+      for (std::size_t i = 0; i < slice.count; ++i) y.at[i] = exponential(y.at[i] - shift);
+      if (hidden) std::fill_n(y.at, slice.count, 0.0f);
       unit.intermediates(y.at, slice.count);
       unit.accumulators().take(y.at, slice.count);
       std::memcpy(scratchpad.data() + slice.first, y.at, slice.count * sizeof(float));
@@ -48,7 +48,8 @@ inline void softmax(Execute& unit) {
     unit.row(scales, [&](const Slice& slice) {
       Lanes y;
       const float* e = scratchpad.data() + slice.first;
-      for (std::size_t i = 0; i < slice.count; ++i) y.at[i] = hidden ? 0.0f : e[i] * r;
+      const float k = hidden ? 0.0f : r;
+      for (std::size_t i = 0; i < slice.count; ++i) y.at[i] = e[i] * k;
       unit.store(row * unit.columns() + slice.first, y.at, slice.count);
     });
   }
