@@ -391,6 +391,12 @@ TEST(ReferenceComputeSum, MeanVarianceMaximum) {
                   {3, kNan});
     expect_values(run({Kernel::kMaximum, Format::kFp16, 2, {-0.0, 0, -0.0, -0.0}}, mode),
                   {0, -0.0});
+    // In a row long enough for vectors.
+    Values mixed(40, -0.0);
+    mixed[11] = 0;
+    expect_values(run({Kernel::kMaximum, Format::kFp16, 40, mixed}, mode), {0});
+    mixed[11] = -1;
+    expect_values(run({Kernel::kMaximum, Format::kFp16, 40, mixed}, mode), {-0.0});
     expect_values(run({Kernel::kMaximum, Format::kFp16, 2, {-kInfinity, -kInfinity}}, mode),
                   {-kInfinity});
   }
