@@ -47,6 +47,21 @@ std::size_t scratch_floats(const Computation& c) {
   return 4 * (std::size_t{c.columns} + lanes::kRowPadding) + c.rows;
 }
 
+std::size_t staging_bytes(const Computation& c) {
+  constexpr std::size_t kElement = 4;  // of the widest format
+  switch (traits_of(c.kernel).shape) {
+    case KernelShape::kElementwise:
+      return kElement * kChunk;
+    case KernelShape::kRow:
+      return kElement * c.columns;
+    case KernelShape::kRowReduction:
+      return kElement * c.rows;
+    case KernelShape::kMatrix:
+      break;
+  }
+  return kElement * c.rows * c.columns;
+}
+
 LanesIsa best_lanes_isa() {
   static const bool kHas = __builtin_cpu_supports("avx2") != 0 &&
                            __builtin_cpu_supports("fma") != 0 &&
@@ -91,14 +106,20 @@ Execution compute(const Computation& computation, Mode mode, const UnitSettings&
   Execution execution{.status = status_of(computation, mode, settings),
                       .cost = cost(computation, mode, settings)};
   const ExecutionStatus& status = execution.status;
-  execution.output.resize(computation.output_elements() * layout_of(status.format).bytes());
+  execution.output.reserve(computation.output_elements() * layout_of(status.format).bytes());
+  std::vector<std::byte> staging(staging_bytes(computation));
   std::vector<float> scratch(scratch_floats(computation));
   Job job{.computation = computation,
           .status = status,
           .lanes = lanes_of(computation, settings),
           .shift = {},
           .scratch = scratch.data(),
-          .output = execution.output.data()};
+          .staging = staging.data(),
+          .append =
+              [](Job& to, std::uint64_t bytes) {
+                to.output->insert(to.output->end(), to.staging, to.staging + bytes);
+              },
+          .output = &execution.output};
   if (status.compressed) {
     for (std::size_t i = 0; i < kMaxOperands; ++i) {
       if ((program_of(computation.kernel).compressed >> i & 1u) != 0) {

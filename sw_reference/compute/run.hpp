@@ -23,6 +23,12 @@ inline const std::byte* row_of(const Operand& operand, std::uint64_t r, std::uin
   return operand.elements.data() + r % operand.rows * operand.columns * bytes;
 }
 
+/// Casts results to the output.
+inline void append(Job& job, const float* results, std::uint64_t count) {
+  encode_row<Vector>(job.status.format, job.status.saturating, results, count, job.staging);
+  job.append(job, count * element_bytes(job.status.format));
+}
+
 inline void add(JobWrites& to, const Writes& from) {
   to.largest = from.largest > to.largest ? from.largest : to.largest;
   to.count += from.count;
@@ -48,7 +54,6 @@ void run_elementwise(Job& job) {
   }
   const std::uint64_t rows = flat ? 1 : c.rows;
   const std::uint64_t columns = flat ? std::uint64_t{c.rows} * c.columns : c.columns;
-  const std::uint64_t output_bytes = element_bytes(job.status.format);
   alignas(32) float value[kMaxOperands][kChunk] = {};
   alignas(32) float result[kChunk];
   const Vector attribute = every<Vector>(c.attribute);
@@ -66,8 +71,7 @@ void run_elementwise(Job& job) {
         store(result + k, Op::apply(load<Vector>(value[0] + k), load<Vector>(value[1] + k),
                                     load<Vector>(value[2] + k), attribute));
       }
-      encode_row<Vector>(job.status.format, job.status.saturating, result, count,
-                         job.output + (r * columns + first) * output_bytes);
+      append(job, result, count);
     }
   }
 }
@@ -78,7 +82,6 @@ void run_rows_as(Job& job) {
   const bool reduction = traits_of(c.kernel).shape == KernelShape::kRowReduction;
   const bool masked = traits_of(c.kernel).operands[1] == "mask" && c.has(1);
   const std::size_t stride = c.columns + kRowPadding;
-  const std::uint64_t output_bytes = element_bytes(job.status.format);
   float* const operand_row[kMaxOperands] = {job.scratch, job.scratch + stride,
                                             job.scratch + 2 * stride};
   float* const result = job.scratch + 3 * stride;
@@ -119,14 +122,9 @@ void run_rows_as(Job& job) {
     } else {
       Op::template row<kA, V>(row, watch);
     }
-    if (!reduction) {
-      encode_row<Vector>(job.status.format, job.status.saturating, result, c.columns,
-                         job.output + std::uint64_t{r} * c.columns * output_bytes);
-    }
+    if (!reduction) append(job, result, c.columns);
   }
-  if (reduction) {
-    encode_row<Vector>(job.status.format, job.status.saturating, result, c.rows, job.output);
-  }
+  if (reduction) append(job, result, c.rows);
   add(job.writes, writes_of(watch));
 }
 
@@ -254,8 +252,7 @@ void run_matrix(Job& job) {
     for (std::uint64_t k = 0; k < output_count; ++k) {
       result[k] = Op::write_back(result[k], c.has(2) ? bias + k % c.columns : nullptr, c.attribute);
     }
-    encode_row<Vector>(job.status.format, job.status.saturating, result, output_count,
-                       job.output + batch * output_count * element_bytes(job.status.format));
+    append(job, result, output_count);
   }
 }
 
