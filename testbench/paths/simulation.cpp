@@ -1,5 +1,6 @@
 #include "paths/simulation.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <systemc>
@@ -90,12 +91,14 @@ struct HostLog {
 struct LockstepRun {
   const OperatorStream* operators = nullptr;
   PinDevice* rtl = nullptr;
+  const OperandFault* fault = nullptr;
   std::function<void(std::size_t)> on_progress;
   std::optional<LearningRateSchedule> schedule;
 
   unsigned reset_cycles = 0;
   std::uint64_t cycle = 0;
   std::size_t next_tag = 0;
+  std::size_t dealt = 0;  ///< completions to come of the operators dealt so far, and those that came
   CycleInput input;
   std::vector<Push> pushes;    ///< by seq
   std::vector<Issued> issued;  ///< by seq
@@ -114,6 +117,7 @@ struct LockstepRun {
 struct LooselyTimedRun {
   const OperatorStream* operators = nullptr;
   std::span<const std::size_t> order;
+  const OperandFault* fault = nullptr;
   std::optional<LearningRateSchedule> schedule;
   std::size_t next = 0;
   std::vector<Issued> issued;  ///< by seq
@@ -186,7 +190,7 @@ struct Simulation::Modules : public sc_core::sc_module {
       run.on_progress(run.result.systemc.completions.size());
     }
     if (run.rtl != nullptr) compare_(out);
-    const bool quiet = run.issued.size() == run.next_tag && out.queue_level == 0 &&
+    const bool quiet = run.issued.size() == run.dealt && out.queue_level == 0 &&
                        !out.record_valid && !run.input.beat_valid && !run.input.stat_valid;
     run.idle_cycles = quiet ? run.idle_cycles + 1 : 0;
     if (drained_()) wake_host.notify(sc_core::SC_ZERO_TIME);
@@ -249,19 +253,29 @@ struct Simulation::Modules : public sc_core::sc_module {
   sc::SourceAnswer next_(sc::Operation& operation) {
     if (!run.configured || !run.announcements.empty()) return sc::SourceAnswer::kWait;
     if (run.next_tag == run.operators->size()) return sc::SourceAnswer::kEnd;
+    const bool step_starts = run.next_tag % run.operators->probes() == 0;
+    if (run.operators->computes() && step_starts && !drained_()) return sc::SourceAnswer::kWait;
     run.schedule->before(run.next_tag,
                          [this](std::uint32_t step) { run.announcements.push_back(step); });
     if (!run.announcements.empty()) return sc::SourceAnswer::kWait;
-    operation = operation_of_(*run.operators, run.next_tag++);
+    operation = operation_of_(*run.operators, run.next_tag++, run.fault);
+    run.dealt += operation.accumulator_op ? 2 : 1;
     return sc::SourceAnswer::kOperation;
   }
 
-  static sc::Operation operation_of_(const OperatorStream& stream, std::size_t tag) {
+  static sc::Operation operation_of_(const OperatorStream& stream, std::size_t tag,
+                                     const OperandFault* fault) {
     const Operator op = stream.at(tag);
-    return {.descriptor = op.descriptor,
-            .elements = op.elements,
-            .statistic = op.statistic,
-            .tag = tag};
+    sc::Operation result{.descriptor = op.descriptor,
+                         .elements = op.elements,
+                         .statistic = op.statistic,
+                         .tag = tag};
+    if (op.computation) {
+      result.computation = with_fault(*op.computation, fault, tag);
+      result.accumulator_op = op.accumulator_op;
+      result.accumulator_tag = stream.accumulator_tag(tag);
+    }
+    return result;
   }
 
   // --- host ---
@@ -368,8 +382,33 @@ struct Simulation::Modules : public sc_core::sc_module {
     const std::size_t tag = lt.order.empty() ? lt.next : lt.order[lt.next];
     ++lt.next;
     lt.schedule->before(tag, [this](std::uint32_t step) { lt_host.announce_learning_rate(step); });
-    operation = operation_of_(*lt.operators, tag);
+    if (lt.operators->is_accumulator(tag)) {
+      operation = late_accumulators_(tag);
+      return sc::SourceAnswer::kOperation;
+    }
+    operation = operation_of_(*lt.operators, tag, lt.fault);
+    if (operation.accumulator_op) {
+      const bool at_once = lt.next < lt.order.size() && lt.order[lt.next] == operation.accumulator_tag;
+      if (at_once) {
+        ++lt.next;
+      } else {
+        operation.accumulator_op.reset();
+      }
+    }
     return sc::SourceAnswer::kOperation;
+  }
+
+  /// Accumulators before whose completion those of other streams came: a statistic of its own.
+  sc::Operation late_accumulators_(std::size_t tag) const {
+    const std::vector<ComputedExecution>& executions = lt.result.executions;
+    const auto owner = std::find_if(executions.rbegin(), executions.rend(),
+                                    [owner_tag = lt.operators->operator_tag(tag)](
+                                        const ComputedExecution& e) { return e.tag == owner_tag; });
+    if (owner == executions.rend())
+      throw std::logic_error("accumulators complete before their operator");
+    OpDescriptor descriptor = lt.operators->descriptor(tag);
+    descriptor.format = owner->execution.accumulator_format;
+    return {.descriptor = descriptor, .statistic = owner->execution.accumulators, .tag = tag};
   }
 
   /// Longer than the pipeline from the last beat to its record.
@@ -404,10 +443,12 @@ Simulation::Simulation(const SimulationOptions& options)
 Simulation::~Simulation() = default;
 
 LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevice* rtl,
-                                        const std::function<void(std::size_t)>& on_progress) {
+                                        const std::function<void(std::size_t)>& on_progress,
+                                        const OperandFault* fault) {
   Modules& m = *modules_;
   m.run = {.operators = &operators,
            .rtl = rtl,
+           .fault = fault,
            .on_progress = on_progress,
            .schedule = LearningRateSchedule(operators)};
   LockstepResult& result = m.run.result;
@@ -434,10 +475,12 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
 }
 
 PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
-                                         std::span<const std::size_t> order) {
+                                         std::span<const std::size_t> order,
+                                         const OperandFault* fault) {
   Modules& m = *modules_;
   m.lt = {.operators = &operators,
           .order = order,
+          .fault = fault,
           .schedule = LearningRateSchedule(operators),
           .result = {.path = "systemc-lt"}};
   m.lt.issued.reserve(operators.size());
