@@ -348,7 +348,6 @@ ComputeError error_of(Format format, std::span<const std::byte> output,
                       std::span<const double> exact) {
   ComputeError error;
   double relative_sum = 0, ulps_sum = 0;
-  std::uint64_t relative_count = 0;
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const std::uint32_t bits = element_at(format, output, i);
     if (!std::isfinite(exact[i]) || !is_finite(format, bits)) continue;
@@ -359,12 +358,13 @@ ComputeError error_of(Format format, std::span<const std::byte> output,
     error.largest_ulps = std::max(error.largest_ulps.value_or(0), ulps);
     if (exact[i] == 0) continue;
     const double relative = distance / std::abs(exact[i]);
-    ++relative_count;
+    ++error.relative_elements;
     relative_sum += relative;
     error.largest_relative = std::max(error.largest_relative.value_or(0), relative);
   }
   if (error.elements > 0) error.mean_ulps = ulps_sum / static_cast<double>(error.elements);
-  if (relative_count > 0) error.mean_relative = relative_sum / static_cast<double>(relative_count);
+  if (error.relative_elements > 0)
+    error.mean_relative = relative_sum / static_cast<double>(error.relative_elements);
   return error;
 }
 
@@ -406,7 +406,8 @@ ComputeResult answer_compute(const OperatorStream& operators, const PathResult& 
   for (const trace::TracedOperator& op : trace.operators()) {
     progress(result.operators.size(), trace.operators().size());
     const Computation shape = trace.computation_shape(op.probe).value();
-    OperatorAnswer answer{.op = op, .number = static_cast<std::uint16_t>(op.probe)};
+    OperatorAnswer answer{
+        .op = op, .format = shape.format, .number = static_cast<std::uint16_t>(op.probe)};
     for (std::size_t mode = 0; mode < kModes; ++mode)
       answer.cost[mode] = ref::cost(shape, static_cast<Mode>(mode), settings);
     for (std::size_t step = 0; op.has_elements && step < operators.steps(); ++step) {

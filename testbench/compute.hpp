@@ -53,7 +53,8 @@ struct ExecutionComparison {
 /// Distance of an output to binary64, over its elements that are finite in both.
 struct ComputeError {
   std::uint64_t elements = 0;
-  // Absent without an element; the relative ones are over elements that are not 0 in binary64.
+  std::uint64_t relative_elements = 0;  ///< that are not 0 in binary64: the relative ones are of them
+  // Absent without an element
   std::optional<double> largest_relative, mean_relative;
   std::optional<double> largest_ulps, mean_ulps;  ///< units in the last place of the output format
 };
@@ -93,7 +94,8 @@ struct StepAnswer {
 /// One entry of the trace's list of operators.
 struct OperatorAnswer {
   trace::TracedOperator op;
-  std::uint16_t number = 0;  ///< in the device
+  Format format = Format::kFp16;  ///< its own
+  std::uint16_t number = 0;       ///< in the device
   std::optional<std::uint16_t> accumulator_op;
   ByMode<ExecutionCost> cost;     ///< of one execution
   std::vector<StepAnswer> steps;  ///< where its operands are; empty: it has a cost alone
