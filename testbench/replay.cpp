@@ -96,12 +96,16 @@ void compare_paths(TraceResult& result) {
   }
 }
 
-/// What the paths computed, each against the first that computes. It comes before records: those
-/// follow from it.
+/// What the paths computed, each against the first that computes. A difference comes before that of
+/// the record of the same execution, which follows from it.
 void compare_computing(const OperatorStream& operators, TraceResult& result) {
   const PathResult* first = result.computing_path();
   if (first == nullptr) return;
   std::optional<ExecutionComparison> fewest;
+  const auto note = [](std::optional<Divergence>& earliest, const Divergence& found) {
+    const bool pins = earliest && !earliest->record;
+    if (!earliest || (!pins && found.record->seq <= earliest->record->seq)) earliest = found;
+  };
   const bool may_lack = result.cycle_mismatches > 0 || result.unseen() > 0;
   for (const PathResult& path : result.paths) {
     if (&path == first || !computes(path.path)) continue;
@@ -112,8 +116,8 @@ void compare_computing(const OperatorStream& operators, TraceResult& result) {
     comparison.mismatches += executions.mismatches;
     result.mismatches += executions.mismatches;
     if (!executions.first) continue;
-    if (!comparison.first) comparison.first = executions.first;
-    if (!result.divergence) result.divergence = std::move(executions.first);
+    note(comparison.first, *executions.first);
+    if (result.cycle_mismatches == 0) note(result.divergence, *executions.first);
   }
   if (fewest) {
     result.compute->executions_compared = fewest->compared;
@@ -356,8 +360,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
     }
   }
   if (result.paths.size() == 1) result.beats_compared = 0;
-  compare_computing(operators, result);
   compare_paths(result);
+  compare_computing(operators, result);
   compare_hosts(result);
   file_pin_mismatch(result);
   refuse_idle_replay(options, result);
