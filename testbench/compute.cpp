@@ -52,9 +52,7 @@ std::int64_t rank_of(Format format, std::uint32_t bits) {
   return magnitude == bits ? magnitude : -magnitude;
 }
 
-bool is_nan(Format format, std::uint32_t bits) {
-  return std::isnan(ref::to_double(format, bits));
-}
+bool is_nan(Format format, std::uint32_t bits) { return std::isnan(ref::to_double(format, bits)); }
 
 /// Unit in the last place of the format at a value that need not be one of its numbers.
 double ulp_of(Format format, double value) {
@@ -100,8 +98,8 @@ FrameworkDifference framework_difference(const Computation& computation, const E
     const FrameworkDifference with_wide = difference_of(
         computation.format, ref::compute(computation, Mode::kFast, wide).output, written);
     difference.different_wide = with_wide.different;
-    difference.cause = badness(with_wide) < badness(difference) ? "accumulator width"
-                                                                : "order of summation";
+    difference.cause =
+        badness(with_wide) < badness(difference) ? "accumulator width" : "order of summation";
     return difference;
   }
   for (const Kernel kernel : {Kernel::kGelu, Kernel::kGeluTanh, Kernel::kSilu, Kernel::kExp,
@@ -165,8 +163,8 @@ void note_modes(OperatorAnswer& answer, const OperatorStream& operators,
     }
   }
   if (const auto first = answer.first_overflow[0]) {
-    const auto at = static_cast<std::size_t>(
-        std::lower_bound(steps.begin(), steps.end(), *first) - steps.begin());
+    const auto at = static_cast<std::size_t>(std::lower_bound(steps.begin(), steps.end(), *first) -
+                                             steps.begin());
     std::size_t since = at;
     while (since > 0 && issued[since] != Mode::kFast && issued[since - 1] != Mode::kFast) --since;
     answer.lead_steps = issued[at] == Mode::kFast ? 0 : steps[at] - steps[since];
@@ -202,8 +200,7 @@ std::uint32_t element_at(Format format, std::span<const std::byte> elements, std
 
 std::optional<Divergence> compare_execution(const OperatorStream& operators, std::size_t tag,
                                             const std::string& left_name, const Execution& left,
-                                            const std::string& right_name,
-                                            const Execution& right) {
+                                            const std::string& right_name, const Execution& right) {
   if (left == right) return std::nullopt;
   const OpDescriptor descriptor = operators.descriptor(tag);
   Divergence d{.left = left_name,
@@ -244,9 +241,8 @@ std::optional<Divergence> compare_execution(const OperatorStream& operators, std
          format_text);
   const TapSummary l = left.accumulators.value_or(TapSummary{});
   const TapSummary r = right.accumulators.value_or(TapSummary{});
-  differ("accumulators' max_mag", l.max_mag, r.max_mag, [&](std::uint32_t bits) {
-    return element_text(left.accumulator_format, bits);
-  });
+  differ("accumulators' max_mag", l.max_mag, r.max_mag,
+         [&](std::uint32_t bits) { return element_text(left.accumulator_format, bits); });
   differ("accumulators' element_count", l.element_count, r.element_count, number);
   differ("accumulators' nonfinite_count", l.nonfinite_count, r.nonfinite_count, number);
   differ("accumulators' first_nonfinite", l.first_nonfinite, r.first_nonfinite, number);
@@ -268,9 +264,8 @@ ExecutionComparison compare_executions(const OperatorStream& operators, const Pa
     ++result.mismatches;
     if (result.first) return;
     for (const PathResult* path : {&left, &right}) {
-      const auto completion =
-          std::find_if(path->completions.begin(), path->completions.end(),
-                       [tag](const Completion& c) { return c.tag == tag; });
+      const auto completion = std::find_if(path->completions.begin(), path->completions.end(),
+                                           [tag](const Completion& c) { return c.tag == tag; });
       if (completion == path->completions.end()) continue;
       d.record = completion->record;
       if (completion->record_cycle == 0) continue;
@@ -382,9 +377,8 @@ FrameworkDifference difference_of(Format format, std::span<const std::byte> comp
     if (!same && (!is_finite(format, left) || !is_finite(format, right))) {
       place = kDistanceNames.size() - 1;
     } else if (!same) {
-      const std::int64_t distance =
-          std::abs(rank_of(format, left) - rank_of(format, right));
-      place = distance <= 2 ? static_cast<std::size_t>(distance)
+      const std::int64_t distance = std::abs(rank_of(format, left) - rank_of(format, right));
+      place = distance <= 2   ? static_cast<std::size_t>(distance)
               : distance <= 4 ? 3
               : distance <= 8 ? 4
                               : 5;
@@ -415,7 +409,8 @@ ComputeResult answer_compute(const OperatorStream& operators, const PathResult& 
       const Operator whole = operators.at(tag);
       if (!whole.computation) continue;
       answer.accumulator_op = whole.accumulator_op;
-      StepAnswer& told = answer.steps.emplace_back(answer_step(operators, op.probe, step, settings));
+      StepAnswer& told =
+          answer.steps.emplace_back(answer_step(operators, op.probe, step, settings));
       if (const auto ran = executions.find(tag); ran != executions.end()) {
         told.ran = ran->second->status;
         told.overflow = told.modes[static_cast<std::size_t>(told.ran.mode)].overflow;
@@ -435,8 +430,7 @@ ComputeResult answer_compute(const OperatorStream& operators, const PathResult& 
   if (result.cost.culprit) {
     const OperatorAnswer& answer = result.operators[*result.cost.culprit];
     result.cost.culprit_safe =
-        result.cost.all_fast +
-        operators.steps() * (answer.cost[2].cycles - answer.cost[0].cycles);
+        result.cost.all_fast + operators.steps() * (answer.cost[2].cycles - answer.cost[0].cycles);
   }
   return result;
 }

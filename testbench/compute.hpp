@@ -53,7 +53,8 @@ struct ExecutionComparison {
 /// Distance of an output to binary64, over its elements that are finite in both.
 struct ComputeError {
   std::uint64_t elements = 0;
-  std::uint64_t relative_elements = 0;  ///< that are not 0 in binary64: the relative ones are of them
+  std::uint64_t relative_elements =
+      0;  ///< that are not 0 in binary64: the relative ones are of them
   // Absent without an element
   std::optional<double> largest_relative, mean_relative;
   std::optional<double> largest_ulps, mean_ulps;  ///< units in the last place of the output format
@@ -63,7 +64,7 @@ struct ModeOutcome {
   bool overflow = false;  ///< operands are finite, the output or an accumulator is not
   std::uint64_t nonfinite = 0;
   std::uint64_t accumulator_nonfinite = 0;
-  double largest = 0;                        ///< finite magnitude of the output
+  double largest = 0;                         ///< finite magnitude of the output
   std::optional<double> accumulator_largest;  ///< the same of its accumulators
   ComputeError error;
 };
@@ -97,8 +98,8 @@ struct OperatorAnswer {
   Format format = Format::kFp16;  ///< its own
   std::uint16_t number = 0;       ///< in the device
   std::optional<std::uint16_t> accumulator_op;
-  ByMode<ExecutionCost> cost;     ///< of one execution
-  std::vector<StepAnswer> steps;  ///< where its operands are; empty: it has a cost alone
+  ByMode<ExecutionCost> cost;      ///< of one execution
+  std::vector<StepAnswer> steps;   ///< where its operands are; empty: it has a cost alone
   ByMode<std::uint64_t> issued{};  ///< executions over the trace's steps, by the mode they ran in
   ByMode<std::optional<std::uint32_t>> first_overflow;  ///< step
   ByMode<std::optional<std::uint32_t>> first_issue;     ///< step

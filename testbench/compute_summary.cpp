@@ -19,7 +19,8 @@ std::string_view mode_name(std::size_t mode) { return kModeNames[mode]; }
 template <class Value>
 ordered_json by_mode(const Value& value) {
   ordered_json json;
-  for (std::size_t mode = 0; mode < kModes; ++mode) json[std::string(mode_name(mode))] = value(mode);
+  for (std::size_t mode = 0; mode < kModes; ++mode)
+    json[std::string(mode_name(mode))] = value(mode);
   return json;
 }
 
@@ -68,9 +69,9 @@ std::optional<FrameworkDifference> framework_of(std::span<const StepAnswer> step
       sum->different_wide = sum->different_wide.value_or(0) + *one.different_wide;
     if (one.different > 0) causes[one.cause] += one.different;
   }
-  const auto most = std::max_element(causes.begin(), causes.end(), [](const auto& l, const auto& r) {
-    return l.second < r.second;
-  });
+  const auto most =
+      std::max_element(causes.begin(), causes.end(),
+                       [](const auto& l, const auto& r) { return l.second < r.second; });
   if (most != causes.end()) sum->cause = most->first;
   return sum;
 }
@@ -92,8 +93,7 @@ ordered_json step_json(const StepAnswer& step) {
       {"step", step.step},
       {"mode", mode_name(static_cast<std::size_t>(step.ran.mode))},
       {"format", kFormatNames[static_cast<std::size_t>(step.ran.format)]},
-      {"accumulator",
-       kAccumulatorFormatNames[static_cast<std::size_t>(step.ran.accumulator)]},
+      {"accumulator", kAccumulatorFormatNames[static_cast<std::size_t>(step.ran.accumulator)]},
       {"compensated", step.ran.compensated},
       {"compressed", step.ran.compressed},
       {"saturating", step.ran.saturating},
@@ -137,8 +137,7 @@ ordered_json operator_json(const TraceResult& result, const OperatorAnswer& answ
       {"rows", answer.op.rows},
       {"columns", answer.op.columns},
       {"depth", answer.op.depth},
-      {"attribute",
-       traits.attribute.empty() ? ordered_json() : ordered_json(answer.op.attribute)}};
+      {"attribute", traits.attribute.empty() ? ordered_json() : ordered_json(answer.op.attribute)}};
   json["operands"] = ordered_json::array();
   for (const trace::TracedOperand& operand : answer.op.operands) {
     const bool mask = operand.name == "mask";
@@ -179,7 +178,8 @@ struct Policy {
 };
 
 std::vector<Policy> policies_of(const ComputeCost& cost) {
-  std::vector<Policy> policies = {{"as issued", cost.as_issued, ""}, {"all FAST", cost.all_fast, ""}};
+  std::vector<Policy> policies = {{"as issued", cost.as_issued, ""},
+                                  {"all FAST", cost.all_fast, ""}};
   if (cost.culprit) policies.push_back({"SAFE for the culprit", cost.culprit_safe, "5 to 8"});
   policies.push_back({"all SAFE", cost.all_safe, "over 40"});
   return policies;
@@ -238,10 +238,9 @@ ordered_json compute_json(const ReplayOptions& options, const TraceResult& resul
       {"executions", compute.executions},
       {"executions_compared", compute.executions_compared},
       {"elements_compared", compute.elements_compared},
-      {"force_mode",
-       chosen.force_mode
-           ? ordered_json(mode_name(static_cast<std::size_t>(*chosen.force_mode)))
-           : ordered_json()},
+      {"force_mode", chosen.force_mode
+                         ? ordered_json(mode_name(static_cast<std::size_t>(*chosen.force_mode)))
+                         : ordered_json()},
       {"accumulator", kAccumulatorChoiceNames[static_cast<std::size_t>(chosen.accumulator)]},
       {"saturate", chosen.saturate},
       {"fp64_lanes", settings.fp64_lanes},
@@ -259,11 +258,13 @@ std::string compute_table(const std::vector<TraceResult>& results) {
     if (!r.compute) continue;
     if (text.empty()) {
       text =
-          "\nCompute: steps of the trace at which an operator overflows in each mode, and as it was "
+          "\nCompute: steps of the trace at which an operator overflows in each mode, and as it "
+          "was "
           "issued\n";
-      text += fmt::format("  {:<16} {:<28} {:<12} {:>5} {:>5} {:>6} {:>5} {:>7} {:>10} {:>8} {:>5} {:>5}  {}\n",
-                          "trace", "operator", "kernel", "steps", "FAST", "STABLE", "SAFE", "issued",
-                          "first FAST", "STABLE", "SAFE", "lead", "FAST against the framework");
+      text += fmt::format(
+          "  {:<16} {:<28} {:<12} {:>5} {:>5} {:>6} {:>5} {:>7} {:>10} {:>8} {:>5} {:>5}  {}\n",
+          "trace", "operator", "kernel", "steps", "FAST", "STABLE", "SAFE", "issued", "first FAST",
+          "STABLE", "SAFE", "lead", "FAST against the framework");
     }
     for (const OperatorAnswer& a : r.compute->operators) {
       if (a.steps.empty()) continue;
@@ -271,15 +272,18 @@ std::string compute_table(const std::vector<TraceResult>& results) {
           "  {:<16} {:<28} {:<12} {:>5} {:>5} {:>6} {:>5} {:>7} {:>10} {:>8} {:>5} {:>5}  {}\n",
           r.name, r.probe_names.at(a.number), traits_of(a.op.kernel).name, a.steps.size(),
           overflows(a, 0), overflows(a, 1), overflows(a, 2), overflows_as_run(a),
-          step_text(a.first_overflow[0]), step_text(a.first_issue[1]),
-          step_text(a.first_issue[2]), step_text(a.lead_steps), framework_text(a));
+          step_text(a.first_overflow[0]), step_text(a.first_issue[1]), step_text(a.first_issue[2]),
+          step_text(a.lead_steps), framework_text(a));
     }
   }
   if (text.empty()) return text;
   text +=
-      "  first FAST: step of the first overflow in FAST; STABLE, SAFE beside it: first step issued in "
+      "  first FAST: step of the first overflow in FAST; STABLE, SAFE beside it: first step issued "
+      "in "
       "it; lead: steps for which it had not been FAST\n";
-  text += "\nCompute: largest error against binary64 in units in the last place of the output, and clocks of one execution\n";
+  text +=
+      "\nCompute: largest error against binary64 in units in the last place of the output, and "
+      "clocks of one execution\n";
   text += fmt::format("  {:<16} {:<28} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n", "trace",
                       "operator", "FAST", "STABLE", "SAFE", "FAST", "STABLE", "SAFE");
   for (const TraceResult& r : results) {
@@ -296,7 +300,8 @@ std::string compute_table(const std::vector<TraceResult>& results) {
     }
   }
   text +=
-      "\nCompute: clocks of the vector unit for the operators of the trace, over its steps; throughput "
+      "\nCompute: clocks of the vector unit for the operators of the trace, over its steps; "
+      "throughput "
       "lost beside what the published design claims\n";
   text += fmt::format("  {:<16} {:<28} {:>14} {:>11} {:>11} {:>10}\n", "trace", "modes", "clocks",
                       "added", "lost", "claimed");
@@ -304,13 +309,12 @@ std::string compute_table(const std::vector<TraceResult>& results) {
     if (!r.compute) continue;
     const ComputeCost& c = r.compute->cost;
     for (const Policy& policy : policies_of(c)) {
-      text += fmt::format("  {:<16} {:<28} {:>14} {:>9.2f} % {:>9.2f} % {:>10}\n", r.name,
-                          policy.name == "SAFE for the culprit"
-                              ? fmt::format("SAFE for {}", culprit_of(r))
-                              : std::string(policy.name),
-                          policy.cycles, added_percent(policy, c.all_fast),
-                          lost_percent(policy, c.all_fast),
-                          policy.claimed.empty() ? "-" : fmt::format("{} %", policy.claimed));
+      text += fmt::format(
+          "  {:<16} {:<28} {:>14} {:>9.2f} % {:>9.2f} % {:>10}\n", r.name,
+          policy.name == "SAFE for the culprit" ? fmt::format("SAFE for {}", culprit_of(r))
+                                                : std::string(policy.name),
+          policy.cycles, added_percent(policy, c.all_fast), lost_percent(policy, c.all_fast),
+          policy.claimed.empty() ? "-" : fmt::format("{} %", policy.claimed));
     }
   }
   for (const TraceResult& r : results) {

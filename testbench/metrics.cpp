@@ -80,8 +80,7 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
   for (const Incident& incident : quality.incidents) {
     // Accumulators are of their probe's kind, but not the operator that a trace names.
     const trace::Probe& probe = trace.probes()[operators.probe_of(incident.op)];
-    const bool named =
-        trace.first_bad() && trace.first_bad()->op == operators.name_of(incident.op);
+    const bool named = trace.first_bad() && trace.first_bad()->op == operators.name_of(incident.op);
     const bool forward = !trace.first_bad() && probe.kind == trace::ProbeKind::kActivation;
     if ((named || forward) && !quality.first) quality.first = incident;
   }

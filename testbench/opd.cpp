@@ -177,11 +177,14 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
   if (options.compute) {
     words.emplace_back("--compute");
     if (const auto mode = options.compute->force_mode) {
-      words.insert(words.end(), {"--force-mode",
-                                 std::string(kModeNames[static_cast<std::size_t>(*mode)])});
+      words.insert(words.end(),
+                   {"--force-mode", std::string(kModeNames[static_cast<std::size_t>(*mode)])});
     }
-    words.insert(words.end(), {"--accumulator", std::string(kAccumulatorChoiceNames[static_cast<
-                                                    std::size_t>(options.compute->accumulator)])});
+    words.insert(
+        words.end(),
+        {"--accumulator",
+         std::string(
+             kAccumulatorChoiceNames[static_cast<std::size_t>(options.compute->accumulator)])});
     if (options.compute->saturate) words.emplace_back("--saturate");
   }
   if (options.plant_fault && in_waveform(*options.plant_fault))
@@ -309,7 +312,8 @@ void check_fault(const ReplayOptions& options) {
   if (!options.plant_fault) return;
   std::vector<std::string> known = options.paths;
   for (const std::string_view path : kComputingPaths) {
-    if (options.compute && std::find(options.paths.begin(), options.paths.end(), path) != options.paths.end())
+    if (options.compute &&
+        std::find(options.paths.begin(), options.paths.end(), path) != options.paths.end())
       known.push_back(fmt::format("{}{}", kComputeFault, path));
   }
   if (std::find(known.begin(), known.end(), *options.plant_fault) == known.end()) {
@@ -502,9 +506,10 @@ int run(int argc, char** argv) {
                    "Clocks from an operator's issue to its first beat")
       ->check(CLI::Range(1u, 1024u));
   replay_command->add_option("--streams", options.streams, "Operators interleaved beat by beat");
-  replay_command->add_flag("--compute", unit.compute,
-                           "Compute the operators of which the trace has operands, in the mode that "
-                           "their register holds at issue");
+  replay_command->add_flag(
+      "--compute", unit.compute,
+      "Compute the operators of which the trace has operands, in the mode that "
+      "their register holds at issue");
   replay_command->add_option("--force-mode", unit.force_mode,
                              "With --compute: FAST, STABLE or SAFE, whatever the controller says");
   replay_command->add_option("--accumulator", unit.accumulator,

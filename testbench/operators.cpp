@@ -14,13 +14,13 @@ OperatorStream::OperatorStream(const trace::Trace& trace, unsigned num_ops, bool
       accumulator_ops_(probes_) {
   if (compute) number_accumulators();
   if (ops() > num_ops) {
-    const std::string found = accumulators_.empty()
-                                  ? fmt::format("{} probes", probes_)
-                                  : fmt::format("{} probes and {} accumulators of them", probes_,
-                                                accumulators_.size());
-    throw trace::TraceError(
-        trace.file(), "probes", fmt::format("{}, but the device has {} operators", found, num_ops),
-        "capture fewer probes or build with a larger OPD_NUM_OPS");
+    const std::string found =
+        accumulators_.empty()
+            ? fmt::format("{} probes", probes_)
+            : fmt::format("{} probes and {} accumulators of them", probes_, accumulators_.size());
+    throw trace::TraceError(trace.file(), "probes",
+                            fmt::format("{}, but the device has {} operators", found, num_ops),
+                            "capture fewer probes or build with a larger OPD_NUM_OPS");
   }
   for (std::size_t step = 0; step < steps_; ++step) {
     for (std::size_t probe = 0; probe < probes_; ++probe) {

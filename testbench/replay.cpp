@@ -255,9 +255,8 @@ void refuse_idle_replay(const ReplayOptions& options, const TraceResult& result)
         fmt::format("--plant-fault {}: that path did not run{}; choose another",
                     *options.plant_fault, reasons));
   }
-  if (computing && std::count_if(result.paths.begin(), result.paths.end(), [](const PathResult& p) {
-                     return computes(p.path);
-                   }) < 2) {
+  if (computing && std::count_if(result.paths.begin(), result.paths.end(),
+                                 [](const PathResult& p) { return computes(p.path); }) < 2) {
     throw std::runtime_error(
         fmt::format("--plant-fault {}: no second path that computes; add one of {} to --paths",
                     *options.plant_fault, fmt::join(kComputingPaths, ", ")));
@@ -323,7 +322,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
       progress(fmt::format("{} {}: lockstep {} of {} operators", heading, result.name, done,
                            operators.size()));
     };
-    LockstepResult lockstep = simulation->run_lockstep(operators, rtl.get(), on_progress, fault_of("systemc"));
+    LockstepResult lockstep =
+        simulation->run_lockstep(operators, rtl.get(), on_progress, fault_of("systemc"));
     order = completion_order(lockstep.systemc);
     measure_reaction(lockstep.systemc, result);
     result.beats_compared = lockstep.systemc.beats;
@@ -379,7 +379,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
                       options.device, options.config);
   if (result.compute && !options.waveform) {
     const auto on_answers = [&](std::size_t done, std::size_t count) {
-      progress(fmt::format("{} {}: modes of operator {} of {}", heading, result.name, done + 1, count));
+      progress(
+          fmt::format("{} {}: modes of operator {} of {}", heading, result.name, done + 1, count));
     };
     const PathResult* computing = result.computing_path();
     ComputeResult answers = answer_compute(
@@ -453,22 +454,22 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
         fmt::format("--paths cuda: cannot run here ({}); leave it out", reason));
   }
   if (options.paths_by_name && selected(options, "cuda") && options.compute) {
-    throw std::runtime_error(fmt::format("--paths cuda: {}; leave it out, or drop --compute",
-                                         kCudaDoesNotCompute));
+    throw std::runtime_error(
+        fmt::format("--paths cuda: {}; leave it out, or drop --compute", kCudaDoesNotCompute));
   }
   const std::vector<std::unique_ptr<Loaded>> traces = load_all(options);
   std::unique_ptr<Simulation> simulation;
   const auto needs_simulation = [](const std::string& p) { return p != "cpu" && p != "cuda"; };
   if (std::any_of(options.paths.begin(), options.paths.end(), needs_simulation)) {
-    simulation =
-        std::make_unique<Simulation>(SimulationOptions{.device = options.device,
-                                                       .config = options.config,
-                                                       .faulty_config = falsified(options.config),
-                                                       .plant_fault = options.plant_fault,
-                                                       .compute = options.compute.value_or(ComputeOptions{}),
-                                                       .lane_latency = options.lane_latency,
-                                                       .bubbles = options.bubbles,
-                                                       .streams = options.streams});
+    simulation = std::make_unique<Simulation>(
+        SimulationOptions{.device = options.device,
+                          .config = options.config,
+                          .faulty_config = falsified(options.config),
+                          .plant_fault = options.plant_fault,
+                          .compute = options.compute.value_or(ComputeOptions{}),
+                          .lane_latency = options.lane_latency,
+                          .bubbles = options.bubbles,
+                          .streams = options.streams});
   }
   std::vector<TraceResult> results;
   for (std::size_t i = 0; i < traces.size(); ++i) {

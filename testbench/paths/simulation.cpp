@@ -12,6 +12,7 @@
 #include "opd/sc/device_signals.hpp"
 #include "opd/sc/loosely_timed_device.hpp"
 #include "opd/sc/loosely_timed_unit.hpp"
+#include "opd/types/unit_registers.hpp"
 #include "paths/apb_bus.hpp"
 #include "paths/tlm_bus.hpp"
 
@@ -98,7 +99,8 @@ struct LockstepRun {
   unsigned reset_cycles = 0;
   std::uint64_t cycle = 0;
   std::size_t next_tag = 0;
-  std::size_t dealt = 0;  ///< completions to come of the operators dealt so far, and those that came
+  std::size_t dealt =
+      0;  ///< completions to come of the operators dealt so far, and those that came
   CycleInput input;
   std::vector<Push> pushes;    ///< by seq
   std::vector<Issued> issued;  ///< by seq
@@ -146,26 +148,38 @@ struct Simulation::Modules : public sc_core::sc_module {
             [this](std::uint64_t tag, std::uint64_t, std::uint64_t last_beat_cycle,
                    Mode mode_at_issue) {
               run.issued.push_back({tag, last_beat_cycle, mode_at_issue});
+            },
+            [this](std::uint64_t tag, std::uint64_t, const Execution& execution) {
+              run.result.systemc.executions.push_back({tag, execution});
             }),
         device("device", options.device),
         apb([this](const ApbRequest& request) { return apb_clock_(request); }),
         lt_unit(
-            "lt_unit", {.bubbles = options.bubbles},
+            "lt_unit",
+            {.bubbles = options.bubbles,
+             .settings = {.datapath_width = options.device.datapath_width}},
             [this](sc::Operation& operation) { return next_loosely_timed_(operation); },
             [this](const OpRecord& record, const TapCounts& record_counts) {
               lt.result.completions.push_back({.record = record, .counts = record_counts});
             },
             [this](std::uint64_t tag, std::uint64_t, std::uint64_t, Mode mode_at_issue) {
               lt.issued.push_back({tag, 0, mode_at_issue});
+            },
+            [this](std::uint64_t tag, std::uint64_t, const Execution& execution) {
+              lt.result.executions.push_back({tag, execution});
             }),
         lt_device("lt_device", options.device),
-        lt_bus("lt_bus") {
+        lt_bus("lt_bus"),
+        unit_bus("unit_bus"),
+        lt_unit_bus("lt_unit_bus") {
     clock.clk(pins.clk);
     pins.bind(unit);
     unit.done(done);
     pins.bind(device);
     lt_unit.socket.bind(lt_device.socket);
     lt_bus.socket.bind(lt_device.socket);
+    unit_bus.socket.bind(unit.registers);
+    lt_unit_bus.socket.bind(lt_unit.registers);
 
     SC_METHOD(monitor_);
     dont_initialize();
@@ -308,6 +322,7 @@ struct Simulation::Modules : public sc_core::sc_module {
     driver::Driver host(apb);
     bring_up_(host, options.config);
     plant_fault_();
+    unit_bus.write(unit_reg::kControl, unit_control_());
     run.configured = true;
     HostLog log;
     for (;;) {
@@ -331,6 +346,19 @@ struct Simulation::Modules : public sc_core::sc_module {
       throw std::logic_error("the capabilities are not the parameters of the device");
     host.configure(config);
     host.enable_interrupts(driver::kAllInterrupts);
+  }
+
+  /// CONTROL of the vector units.
+  std::uint32_t unit_control_() const {
+    const ComputeOptions& compute = options.compute;
+    std::uint32_t control =
+        unit_reg::kControlSaturate.put(compute.saturate) |
+        unit_reg::kControlAccumulator.put(static_cast<std::uint32_t>(compute.accumulator));
+    if (compute.force_mode) {
+      control |= unit_reg::kControlForce.put(1) |
+                 unit_reg::kControlForcedMode.put(static_cast<std::uint32_t>(*compute.force_mode));
+    }
+    return control;
   }
 
   static void react_(driver::Driver& host, HostLog& log) {
@@ -372,6 +400,7 @@ struct Simulation::Modules : public sc_core::sc_module {
       lt_log.emplace();
       bring_up_(lt_host,
                 options.plant_fault == "systemc-lt" ? options.faulty_config : options.config);
+      lt_unit_bus.write(unit_reg::kControl, unit_control_());
     }
     while (lt_device.irq()) react_(lt_host, *lt_log);
     if (lt.next == (lt.order.empty() ? lt.operators->size() : lt.order.size())) {
@@ -388,7 +417,8 @@ struct Simulation::Modules : public sc_core::sc_module {
     }
     operation = operation_of_(*lt.operators, tag, lt.fault);
     if (operation.accumulator_op) {
-      const bool at_once = lt.next < lt.order.size() && lt.order[lt.next] == operation.accumulator_tag;
+      const bool at_once =
+          lt.next < lt.order.size() && lt.order[lt.next] == operation.accumulator_tag;
       if (at_once) {
         ++lt.next;
       } else {
@@ -426,6 +456,7 @@ struct Simulation::Modules : public sc_core::sc_module {
   sc::LooselyTimedUnit lt_unit;
   sc::LooselyTimedDevice lt_device;
   TlmBus lt_bus;
+  TlmBus unit_bus, lt_unit_bus;  ///< to the vector units' own registers
   driver::Driver lt_host{lt_bus};
 
   LockstepRun run;
