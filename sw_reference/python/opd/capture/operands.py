@@ -18,7 +18,8 @@ from torch import Tensor
 from opd.capture.errors import CaptureError
 from opd.capture.journal import JournalWriter, ProbeEntry
 from opd.capture.observation import bytes_of
-from opd.capture.operators import MATRIX, PER_COLUMN, NotKnown, Operator, output_elements
+from opd.capture.operators import PER_COLUMN, NotKnown, Operator, output_elements
+from opd.trace_layout import KERNELS
 
 log = logging.getLogger("opd.capture")
 
@@ -230,7 +231,7 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 def _grows(description: dict, name: str) -> bool:
     """Whether an operand has rows of its own for each execution."""
     rows = description["operands"][name]["shape"][0]
-    if description["kernel"] in MATRIX:
+    if KERNELS[description["kernel"]].is_matrix:
         return name in ("a", "b", "x")
     return name not in PER_COLUMN and rows == description["rows"]
 

@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from opd.capture.probes import FORMAT_NAMES
+from opd.trace_layout import KERNELS, MASK
 
-ATTRIBUTES = {"scale": "factor", "softmax": "factor", "layer_norm": "epsilon", "rms_norm": "epsilon", "matmul": "factor"}
-MATRIX = ("matmul", "linear")
-REDUCTIONS = ("sum", "sum_of_squares", "maximum", "mean")
 PER_COLUMN = ("weight", "gain", "bias")  # operands that every row reads whole
 TOLERANCE = 2.0**-4  # of an RMS norm's largest output: a sum in FP16 is no more exact, another formula is not that close
 
@@ -55,18 +53,19 @@ class Operator:
         shapes = {}
         for name, tensor in self.operands.items():
             shapes[name] = {"shape": list(tensor.shape)}
-            if name != "mask":
+            if name != MASK:
                 if tensor.dtype not in FORMAT_NAMES:
                     raise NotKnown(f"its operand {name} is {str(tensor.dtype).removeprefix('torch.')}, which no trace holds")
                 shapes[name]["format"] = FORMAT_NAMES[tensor.dtype]
-        matrix = {"batch": self.batch, "depth": self.depth} if self.kernel in MATRIX else {}
-        attribute = {} if self.attribute is None else {ATTRIBUTES[self.kernel]: float(self.attribute)}
+        kernel = KERNELS[self.kernel]
+        matrix = {"batch": self.batch, "depth": self.depth} if kernel.is_matrix else {}
+        attribute = {} if self.attribute is None else {kernel.attribute: float(self.attribute)}
         return {"kernel": self.kernel, "rows": self.rows, "columns": self.columns, **matrix, **attribute, "operands": shapes}
 
 
 def output_elements(description: dict) -> int:
     rows = description.get("batch", 1) * description["rows"]
-    return rows if description["kernel"] in REDUCTIONS else rows * description["columns"]
+    return rows if KERNELS[description["kernel"]].shape == "row_reduction" else rows * description["columns"]
 
 
 @dataclass(slots=True)
@@ -106,7 +105,7 @@ class CallLog:
                     given = (args[0].detach().clone(), *args[1:])
             versions = [(tensor, _version(tensor)) for tensor in (*given, *kwargs.values()) if isinstance(tensor, Tensor)]
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor):
+        if isinstance(result, Tensor) and not (given and result is given[0]):  # a cast to what it is makes nothing
             with torch._C.DisableTorchFunction():
                 name = name if name.endswith("__") else name.rstrip("_")
                 self._calls[id(result)] = Call(name, given, kwargs, result, versions, _version(result))
