@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "opd/trace/suggestion.hpp"
 #include "say.hpp"
-#include "suggestion.hpp"
 
 namespace opd::tb {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 /// The suggestion for a name among names that live as long as this call.
 std::string suggested(const std::string& name, const std::vector<std::string>& known,
                       std::string_view otherwise) {
-  return suggestion(name, {known.begin(), known.end()}, otherwise);
+  return trace::suggestion(name, {known.begin(), known.end()}, otherwise);
 }
 
 /// The command that was named, or the program itself.

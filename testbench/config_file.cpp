@@ -13,7 +13,7 @@
 
 #include "json.hpp"
 #include "metrics.hpp"
-#include "suggestion.hpp"
+#include "opd/trace/suggestion.hpp"
 
 namespace opd::tb {
 namespace {
@@ -36,8 +36,8 @@ class Reader {
     for (const auto& [key, value] : content.items()) {
       if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
         fail(trace::in_quotes(key), "is not known",
-             suggestion(key, {kKeys.begin(), kKeys.end()},
-                        fmt::format("the keys are {}", fmt::join(kKeys, ", "))));
+             trace::suggestion(key, {kKeys.begin(), kKeys.end()},
+                               fmt::format("the keys are {}", fmt::join(kKeys, ", "))));
       }
     }
     if (!content.contains("format") || content["format"] != "opd-config")
@@ -86,7 +86,7 @@ class Reader {
       std::vector<std::string_view> known;
       for (const ConfigField& f : kConfigFields) known.push_back(f.name);
       fail("config." + trace::in_quotes(name), "is no configuration field",
-           suggestion(name, known, "opd registers lists the fields"));
+           trace::suggestion(name, known, "opd registers lists the fields"));
     }
     const std::string path = "config." + name;
     const std::string remedy =

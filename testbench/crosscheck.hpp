@@ -48,6 +48,7 @@ struct RecordComparison {
   std::string left, right;
   std::uint64_t compared = 0;
   std::uint64_t events_compared = 0;
+  std::uint64_t executions_compared = 0;
   std::uint64_t mismatches = 0;
   std::optional<Divergence> first;
 };

@@ -52,8 +52,8 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
                         const Config& config) {
   DetectionQuality quality;
   quality.probe_steps = completions.size();
-  std::vector<std::vector<Sample>> history(operators.probes());
-  std::vector<bool> gone_bad(operators.probes(), false);
+  std::vector<std::vector<Sample>> history(operators.ops());
+  std::vector<bool> gone_bad(operators.ops(), false);
   std::vector<std::uint16_t> order_of_failure;
   for (const Completion& completion : completions) {
     const OpRecord& r = completion.record;
@@ -78,8 +78,9 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
   }
   const trace::Trace& trace = operators.trace();
   for (const Incident& incident : quality.incidents) {
-    const trace::Probe& probe = trace.probes()[incident.op];
-    const bool named = trace.first_bad() && trace.first_bad()->op == probe.name;
+    // Accumulators are of their probe's kind, but not the operator that a trace names.
+    const trace::Probe& probe = trace.probes()[operators.probe_of(incident.op)];
+    const bool named = trace.first_bad() && trace.first_bad()->op == operators.name_of(incident.op);
     const bool forward = !trace.first_bad() && probe.kind == trace::ProbeKind::kActivation;
     if ((named || forward) && !quality.first) quality.first = incident;
   }
@@ -120,13 +121,15 @@ std::vector<EngineDetection> compare_engines(const OperatorStream& operators,
     ref::CpuReference reference(parameters, tried);
     LearningRateSchedule schedule(operators);
     std::vector<Sample> history;  // of `op`
-    std::vector<bool> gone_bad(operators.probes(), false);
+    std::vector<bool> gone_bad(operators.ops(), false);
     for (const Completion& completion : completions) {
       const OpRecord& seen = completion.record;
       schedule.before(completion.tag,
                       [&](std::uint32_t step) { reference.announce_learning_rate(step); });
+      OpDescriptor descriptor = operators.descriptor(completion.tag);
+      descriptor.format = static_cast<Format>(seen.format);
       const ref::Detection detection =
-          *reference.complete(seen.seq, operators.at(completion.tag).descriptor,
+          *reference.complete(seen.seq, descriptor,
                               {.max_mag = seen.max_mag,
                                .element_count = completion.counts.element_count,
                                .nonfinite_count = seen.nonfinite_count,

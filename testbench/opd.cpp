@@ -47,6 +47,13 @@ struct Choice {
   bool profile = false;               ///< --profile was given
 };
 
+/// What of the vector unit the user chose.
+struct UnitChoice {
+  bool compute = false;
+  std::string force_mode, accumulator;  ///< empty = not given
+  bool saturate = false;
+};
+
 /// Bad input on the command line: option, what is wrong, remedy.
 class UsageError : public std::runtime_error {
  public:
@@ -136,6 +143,11 @@ void make_folder(const fs::path& out) {
   }
 }
 
+/// Whether a planted fault is one of what rtl and systemc do.
+bool in_waveform(std::string_view fault) {
+  return fault == "rtl" || fault == "systemc" || fault == "compute-systemc";
+}
+
 /// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and
 /// dumps the cycles around its divergence. Returns the file's name, empty when there is none.
 std::string dump_waveform(const ReplayOptions& options, const TraceResult& result,
@@ -162,7 +174,20 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
     words.insert(words.end(), {"--config", choice.file.string()});
   }
   for (const std::string& setting : choice.settings) words.insert(words.end(), {"--set", setting});
-  if (options.plant_fault == "rtl" || options.plant_fault == "systemc")
+  if (options.compute) {
+    words.emplace_back("--compute");
+    if (const auto mode = options.compute->force_mode) {
+      words.insert(words.end(),
+                   {"--force-mode", std::string(kModeNames[static_cast<std::size_t>(*mode)])});
+    }
+    words.insert(
+        words.end(),
+        {"--accumulator",
+         std::string(
+             kAccumulatorChoiceNames[static_cast<std::size_t>(options.compute->accumulator)])});
+    if (options.compute->saturate) words.emplace_back("--saturate");
+  }
+  if (options.plant_fault && in_waveform(*options.plant_fault))
     words.insert(words.end(), {"--plant-fault", *options.plant_fault});
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
@@ -187,7 +212,7 @@ int run_waveform(ReplayOptions options, const std::string& window) {
   if (options.traces.size() != 1 || options.out.empty()) {
     throw UsageError("--waveform: needs exactly one trace and --out; the file is OUT/<trace>.fst");
   }
-  if (options.plant_fault && *options.plant_fault != "rtl" && *options.plant_fault != "systemc") {
+  if (options.plant_fault && !in_waveform(*options.plant_fault)) {
     throw UsageError(
         fmt::format("--waveform: a fault in {} is in no waveform; plant it in rtl or systemc",
                     *options.plant_fault));
@@ -251,19 +276,63 @@ void configure(ReplayOptions& options, const Choice& choice) {
   ref::validate(options.config);
 }
 
-int run_replay(ReplayOptions options, const Choice& choice, const std::string& window) {
+/// The vector unit's registers, and whether it computes at all.
+std::optional<ComputeOptions> compute_options(const UnitChoice& choice,
+                                              const std::optional<std::string>& fault) {
+  const auto given_alone = [](std::string_view option) {
+    return UsageError(fmt::format("{}: says how operators are computed; add --compute", option));
+  };
+  if (!choice.compute) {
+    if (!choice.force_mode.empty()) throw given_alone("--force-mode");
+    if (!choice.accumulator.empty()) throw given_alone("--accumulator");
+    if (choice.saturate) throw given_alone("--saturate");
+    if (fault && fault->starts_with(kComputeFault)) throw given_alone("--plant-fault " + *fault);
+    return std::nullopt;
+  }
+  const auto place_of = [](const std::string& option, const std::string& value,
+                           const auto& names) -> std::optional<std::size_t> {
+    if (value.empty()) return std::nullopt;
+    const auto found = std::find(names.begin(), names.end(), value);
+    if (found == names.end()) {
+      throw UsageError(fmt::format("{} {}: no such value; give one of {}", option, value,
+                                   fmt::join(names, ", ")));
+    }
+    return static_cast<std::size_t>(found - names.begin());
+  };
+  ComputeOptions options{.saturate = choice.saturate};
+  if (const auto mode = place_of("--force-mode", choice.force_mode, kModeNames))
+    options.force_mode = static_cast<Mode>(*mode);
+  options.accumulator = static_cast<AccumulatorChoice>(
+      place_of("--accumulator", choice.accumulator, kAccumulatorChoiceNames).value_or(0));
+  return options;
+}
+
+/// Paths in which a fault can be planted, and computing paths of a replay that computes.
+void check_fault(const ReplayOptions& options) {
+  if (!options.plant_fault) return;
+  std::vector<std::string> known = options.paths;
+  for (const std::string_view path : kComputingPaths) {
+    if (options.compute &&
+        std::find(options.paths.begin(), options.paths.end(), path) != options.paths.end())
+      known.push_back(fmt::format("{}{}", kComputeFault, path));
+  }
+  if (std::find(known.begin(), known.end(), *options.plant_fault) == known.end()) {
+    throw UsageError(fmt::format("--plant-fault {}: not one of the chosen paths; give one of {}",
+                                 *options.plant_fault, fmt::join(known, ", ")));
+  }
+}
+
+int run_replay(ReplayOptions options, const Choice& choice, const UnitChoice& unit,
+               const std::string& window) {
   configure(options, choice);
+  options.compute = compute_options(unit, options.plant_fault);
   for (const std::string& path : options.paths) {
     if (std::find(kPathNames.begin(), kPathNames.end(), path) == kPathNames.end()) {
       throw UsageError(
           fmt::format("--paths {}: no such path; known are {}", path, fmt::join(kPathNames, ", ")));
     }
   }
-  if (options.plant_fault && std::find(options.paths.begin(), options.paths.end(),
-                                       *options.plant_fault) == options.paths.end()) {
-    throw UsageError(fmt::format("--plant-fault {}: not one of the chosen paths; give one of {}",
-                                 *options.plant_fault, fmt::join(options.paths, ", ")));
-  }
+  check_fault(options);
   options.device = rtl_parameters();
   if (options.streams < 1 || options.streams > options.device.num_streams) {
     throw UsageError(fmt::format("--streams {}: the device has {} streams; give 1..{}",
@@ -397,6 +466,7 @@ int run(int argc, char** argv) {
 
   ReplayOptions options;
   Choice choice;
+  UnitChoice unit;
   std::string fault, window;
   CLI::App* replay_command = app.add_subcommand(
       "replay", "Run traces through every path and compare the records bit for bit");
@@ -436,8 +506,20 @@ int run(int argc, char** argv) {
                    "Clocks from an operator's issue to its first beat")
       ->check(CLI::Range(1u, 1024u));
   replay_command->add_option("--streams", options.streams, "Operators interleaved beat by beat");
+  replay_command->add_flag(
+      "--compute", unit.compute,
+      "Compute the operators of which the trace has operands, in the mode that "
+      "their register holds at issue");
+  replay_command->add_option("--force-mode", unit.force_mode,
+                             "With --compute: FAST, STABLE or SAFE, whatever the controller says");
+  replay_command->add_option("--accumulator", unit.accumulator,
+                             "With --compute: accumulators of FAST: per-operator (default), narrow "
+                             "(the operator's own format) or wide (FP32)");
+  replay_command->add_flag("--saturate", unit.saturate,
+                           "With --compute: casts to the output clip to the largest finite value");
   replay_command->add_option("--plant-fault", fault,
-                             "Falsify the configuration of one path, to see the check fail");
+                             "Falsify the configuration of one path, to see the check fail; with "
+                             "--compute also compute-PATH: an operand on that path");
   replay_command->add_option("--waveform", window,
                              "Dump cycles FIRST:LAST of one trace to OUT/<trace>.fst, and nothing "
                              "else (paths rtl and systemc)");
@@ -471,7 +553,7 @@ int run(int argc, char** argv) {
       options.paths_by_name = paths->count() > 0;
       if (!fault.empty()) options.plant_fault = fault;
       choice.profile = profile->count() > 0;
-      return run_replay(options, choice, window);
+      return run_replay(options, choice, unit, window);
     }
     if (*info_command) return run_info(trace_files(info_files));
     if (*registers_command) return run_registers();

@@ -18,6 +18,18 @@
 namespace opd::tb {
 namespace {
 
+constexpr const char* kCudaDoesNotCompute = "operators are not computed there";
+
+bool computes(std::string_view path) {
+  return std::find(kComputingPaths.begin(), kComputingPaths.end(), path) != kComputingPaths.end();
+}
+
+/// The path of a fault in what it computes.
+std::optional<std::string> computing_fault(const ReplayOptions& options) {
+  if (!options.plant_fault || !options.plant_fault->starts_with(kComputeFault)) return std::nullopt;
+  return options.plant_fault->substr(kComputeFault.size());
+}
+
 bool selected(const ReplayOptions& options, const std::string& path) {
   return std::find(options.paths.begin(), options.paths.end(), path) != options.paths.end();
 }
@@ -46,6 +58,15 @@ void measure_reaction(const PathResult& device, TraceResult& result) {
   result.sideband_cycles = spread_of(std::move(sideband));
 }
 
+/// The comparison of two paths, whichever is left; a new one where there is none.
+RecordComparison& comparison_of(TraceResult& result, const std::string& left,
+                                const std::string& right) {
+  for (RecordComparison& c : result.comparisons) {
+    if ((c.left == left && c.right == right) || (c.left == right && c.right == left)) return c;
+  }
+  return result.comparisons.emplace_back(RecordComparison{.left = left, .right = right});
+}
+
 void compare_paths(TraceResult& result) {
   if (result.paths.size() < 2) return;
   const PathResult& first = result.paths.front();
@@ -68,7 +89,39 @@ void compare_paths(TraceResult& result) {
     result.records_compared = std::min(result.records_compared, comparison.compared);
     result.mismatches += comparison.mismatches;
     if (comparison.first && !result.divergence) result.divergence = comparison.first;
-    result.comparisons.push_back(std::move(comparison));
+    RecordComparison& filed = comparison_of(result, first.path, other.path);
+    filed.compared = comparison.compared;
+    filed.mismatches += comparison.mismatches;
+    if (!filed.first) filed.first = std::move(comparison.first);
+  }
+}
+
+/// What the paths computed, each against the first that computes. A difference comes before that of
+/// the record of the same execution, which follows from it.
+void compare_computing(const OperatorStream& operators, TraceResult& result) {
+  const PathResult* first = result.computing_path();
+  if (first == nullptr) return;
+  std::optional<ExecutionComparison> fewest;
+  const auto note = [](std::optional<Divergence>& earliest, const Divergence& found) {
+    const bool pins = earliest && !earliest->record;
+    if (!earliest || (!pins && found.record->seq <= earliest->record->seq)) earliest = found;
+  };
+  const bool may_lack = result.cycle_mismatches > 0 || result.unseen() > 0;
+  for (const PathResult& path : result.paths) {
+    if (&path == first || !computes(path.path)) continue;
+    ExecutionComparison executions = compare_executions(operators, *first, path, may_lack);
+    if (!fewest || executions.compared < fewest->compared) fewest = executions;
+    RecordComparison& comparison = comparison_of(result, first->path, path.path);
+    comparison.executions_compared = executions.compared;
+    comparison.mismatches += executions.mismatches;
+    result.mismatches += executions.mismatches;
+    if (!executions.first) continue;
+    note(comparison.first, *executions.first);
+    if (result.cycle_mismatches == 0) note(result.divergence, *executions.first);
+  }
+  if (fewest) {
+    result.compute->executions_compared = fewest->compared;
+    result.compute->elements_compared = fewest->elements;
   }
 }
 
@@ -106,15 +159,7 @@ void compare_hosts(TraceResult& result) {
     if (&path == base || !path.host) continue;
     const HostView &seen = *path.host, &expected = *base->host;
     if (expected.events_lost > 0) continue;  // a device that lost events is no yardstick
-    // Filed with the comparison of the two paths' records where there is one.
-    const auto is_pair = [&](const RecordComparison& c) {
-      return (c.left == path.path && c.right == base->path) ||
-             (c.left == base->path && c.right == path.path);
-    };
-    auto comparison = std::find_if(result.comparisons.begin(), result.comparisons.end(), is_pair);
-    if (comparison == result.comparisons.end()) {
-      comparison = result.comparisons.insert(comparison, {.left = path.path, .right = base->path});
-    }
+    RecordComparison* const comparison = &comparison_of(result, path.path, base->path);
     EventComparison events =
         compare_events(path.path, seen.events, seen.events_lost, base->path, expected.events);
     comparison->events_compared = events.compared;
@@ -165,8 +210,10 @@ void write_records(const std::filesystem::path& out, const TraceResult& result) 
 
 /// A trace and its operators, read and checked.
 struct Loaded {
-  Loaded(const std::filesystem::path& path, unsigned num_ops)
-      : file(path), trace(trace::Trace::read(path)), operators(trace, num_ops) {}
+  Loaded(const std::filesystem::path& path, const ReplayOptions& options)
+      : file(path),
+        trace(trace::Trace::read(path)),
+        operators(trace, options.device.num_ops, options.compute.has_value()) {}
   std::filesystem::path file;
   trace::Trace trace;
   OperatorStream operators;
@@ -176,7 +223,7 @@ struct Loaded {
 std::vector<std::unique_ptr<Loaded>> load_all(const ReplayOptions& options) {
   std::vector<std::unique_ptr<Loaded>> loaded;
   for (const std::filesystem::path& file : options.traces) {
-    auto next = std::make_unique<Loaded>(file, options.device.num_ops);
+    auto next = std::make_unique<Loaded>(file, options);
     for (const auto& before : loaded) {
       if (before->trace.name() != next->trace.name()) continue;
       throw trace::TraceError(
@@ -201,10 +248,18 @@ void refuse_idle_replay(const ReplayOptions& options, const TraceResult& result)
         reasons));
   }
   if (!options.plant_fault) return;
-  if (result.path(*options.plant_fault) == nullptr) {
+  const std::optional<std::string> computing = computing_fault(options);
+  if (computing && options.waveform) return;  // rtl and systemc have the same beats
+  if (result.path(computing.value_or(*options.plant_fault)) == nullptr) {
     throw std::runtime_error(
         fmt::format("--plant-fault {}: that path did not run{}; choose another",
                     *options.plant_fault, reasons));
+  }
+  if (computing && std::count_if(result.paths.begin(), result.paths.end(),
+                                 [](const PathResult& p) { return computes(p.path); }) < 2) {
+    throw std::runtime_error(
+        fmt::format("--plant-fault {}: no second path that computes; add one of {} to --paths",
+                    *options.plant_fault, fmt::join(kComputingPaths, ", ")));
   }
   if (result.paths.size() < 2 && *options.plant_fault != "rtl") {
     throw std::runtime_error(
@@ -216,6 +271,14 @@ void refuse_idle_replay(const ReplayOptions& options, const TraceResult& result)
         "--plant-fault: the fault was not found; the cross-check does not work");
 }
 
+/// Whether an incident is in the trace as well, not only in what was computed.
+bool recorded(const trace::Trace& trace, const Incident& incident) {
+  if (incident.op >= trace.probes().size()) return false;
+  const auto steps = trace.steps();
+  const auto step = std::lower_bound(steps.begin(), steps.end(), incident.step) - steps.begin();
+  return trace.nonfinite(static_cast<std::size_t>(step), incident.op) > 0;
+}
+
 TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simulation* simulation,
                        const std::string& heading,
                        const std::function<void(const std::string&)>& progress) {
@@ -224,15 +287,16 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   TraceResult result{.file = loaded.file,
                      .name = trace.name(),
                      .label = std::string(trace.label_name()),
-                     .raw = operators.raw_operators() > 0,
+                     .raw = operators.raw_operators() + operators.computed_operators() > 0,
                      .steps = operators.steps(),
                      .probes = operators.probes(),
                      .raw_operators = operators.raw_operators(),
-                     .statistic_operators = operators.size() - operators.raw_operators(),
+                     .statistic_operators = operators.size() - operators.raw_operators() -
+                                            operators.computed_operators(),
                      .raw_bytes = operators.raw_bytes(),
                      .raw_elements = operators.raw_elements()};
-  for (const trace::Probe& probe : trace.probes())
-    result.probe_names.push_back(printable(probe.name));
+  for (std::size_t op = 0; op < operators.ops(); ++op)
+    result.probe_names.push_back(printable(operators.name_of(op)));
   for (std::size_t step = 0; step < operators.steps(); ++step) {
     if (operators.learning_rate_changes(step))
       result.learning_rate_changes.push_back(trace.steps()[step]);
@@ -240,6 +304,15 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   progress(fmt::format("{} {}: {} steps, {} probes, {} operators, {:.1f} MB of raw elements",
                        heading, result.name, result.steps, result.probes, operators.size(),
                        static_cast<double>(result.raw_bytes) / 1e6));
+
+  const ComputeOptions compute = options.compute.value_or(ComputeOptions{});
+  const UnitSettings settings = unit_settings(options.device, compute);
+  std::optional<OperandFault> fault;
+  if (computing_fault(options)) fault = operand_fault(operators, settings);
+  const auto fault_of = [&](std::string_view path) {
+    return fault && *computing_fault(options) == path ? &*fault : nullptr;
+  };
+  if (operators.computes()) result.compute.emplace();
 
   std::vector<std::size_t> order;
   if (selected(options, "rtl") || selected(options, "systemc")) {
@@ -249,7 +322,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
       progress(fmt::format("{} {}: lockstep {} of {} operators", heading, result.name, done,
                            operators.size()));
     };
-    LockstepResult lockstep = simulation->run_lockstep(operators, rtl.get(), on_progress);
+    LockstepResult lockstep =
+        simulation->run_lockstep(operators, rtl.get(), on_progress, fault_of("systemc"));
     order = completion_order(lockstep.systemc);
     measure_reaction(lockstep.systemc, result);
     result.beats_compared = lockstep.systemc.beats;
@@ -260,20 +334,25 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
     if (rtl) result.paths.push_back(std::move(lockstep.rtl));
     if (selected(options, "systemc")) result.paths.push_back(std::move(lockstep.systemc));
   }
+  if (order.empty() && operators.computes()) order = operators.program_order();
   if (selected(options, "systemc-lt")) {
     if (std::find(order.begin(), order.end(), kUnseen) == order.end()) {
-      result.paths.push_back(simulation->run_loosely_timed(operators, order));
+      result.paths.push_back(
+          simulation->run_loosely_timed(operators, order, fault_of("systemc-lt")));
     } else {
       result.skipped["systemc-lt"] =
           "the op queue overflowed; the loosely timed model has no queue to lose completions in";
     }
   }
   if (selected(options, "cpu")) {
-    result.paths.push_back(run_cpu(operators, options.device, config_of(options, "cpu"), order));
+    result.paths.push_back(run_cpu(operators, options.device, config_of(options, "cpu"), order,
+                                   compute, fault_of("cpu")));
   }
   if (selected(options, "cuda")) {
     std::string reason;
-    if (cuda_available(&reason)) {
+    if (operators.computes()) {
+      result.skipped["cuda"] = kCudaDoesNotCompute;
+    } else if (cuda_available(&reason)) {
       result.paths.push_back(
           run_cuda(operators, options.device, config_of(options, "cuda"), order));
     } else {
@@ -282,6 +361,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   }
   if (result.paths.size() == 1) result.beats_compared = 0;
   compare_paths(result);
+  compare_computing(operators, result);
   compare_hosts(result);
   file_pin_mismatch(result);
   refuse_idle_replay(options, result);
@@ -289,7 +369,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   // Detection is judged on the records of one path: they are all the same, or the run has failed
   // already.
   result.quality = assess(operators, result.paths.front().completions, options.config);
-  if (result.quality.first) {
+  if (result.quality.first && recorded(trace, *result.quality.first)) {
     result.sampled =
         detect_sampled(operators, *result.quality.first, options.device, options.config);
   }
@@ -297,6 +377,20 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
       compare_engines(operators, result.paths.front().completions,
                       result.quality.first ? std::optional(result.quality.first->op) : std::nullopt,
                       options.device, options.config);
+  if (result.compute && !options.waveform) {
+    const auto on_answers = [&](std::size_t done, std::size_t count) {
+      progress(
+          fmt::format("{} {}: modes of operator {} of {}", heading, result.name, done + 1, count));
+    };
+    const PathResult* computing = result.computing_path();
+    ComputeResult answers = answer_compute(
+        operators, result.paths.front(), computing == nullptr ? PathResult{} : *computing,
+        result.quality.first ? std::optional(result.quality.first->op) : std::nullopt, settings,
+        compute.force_mode, on_answers);
+    answers.executions_compared = result.compute->executions_compared;
+    answers.elements_compared = result.compute->elements_compared;
+    result.compute = std::move(answers);
+  }
   if (!options.out.empty() && !options.waveform) write_records(options.out, result);
   return result;
 }
@@ -312,6 +406,12 @@ const PathResult* TraceResult::host_path() const {
 const PathResult* TraceResult::path(const std::string& wanted) const {
   const auto found = std::find_if(paths.begin(), paths.end(),
                                   [&](const PathResult& p) { return p.path == wanted; });
+  return found == paths.end() ? nullptr : &*found;
+}
+
+const PathResult* TraceResult::computing_path() const {
+  const auto found = std::find_if(paths.begin(), paths.end(),
+                                  [](const PathResult& p) { return !p.executions.empty(); });
   return found == paths.end() ? nullptr : &*found;
 }
 
@@ -348,6 +448,10 @@ Config falsified(Config config) {
 
 std::vector<TraceResult> replay(const ReplayOptions& options,
                                 const std::function<void(const std::string&)>& progress) {
+  if (options.paths_by_name && selected(options, "cuda") && options.compute) {
+    throw std::runtime_error(
+        fmt::format("--paths cuda: {}; leave it out, or drop --compute", kCudaDoesNotCompute));
+  }
   if (std::string reason;
       options.paths_by_name && selected(options, "cuda") && !cuda_available(&reason)) {
     throw std::runtime_error(
@@ -357,14 +461,15 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
   std::unique_ptr<Simulation> simulation;
   const auto needs_simulation = [](const std::string& p) { return p != "cpu" && p != "cuda"; };
   if (std::any_of(options.paths.begin(), options.paths.end(), needs_simulation)) {
-    simulation =
-        std::make_unique<Simulation>(SimulationOptions{.device = options.device,
-                                                       .config = options.config,
-                                                       .faulty_config = falsified(options.config),
-                                                       .plant_fault = options.plant_fault,
-                                                       .lane_latency = options.lane_latency,
-                                                       .bubbles = options.bubbles,
-                                                       .streams = options.streams});
+    simulation = std::make_unique<Simulation>(
+        SimulationOptions{.device = options.device,
+                          .config = options.config,
+                          .faulty_config = falsified(options.config),
+                          .plant_fault = options.plant_fault,
+                          .compute = options.compute.value_or(ComputeOptions{}),
+                          .lane_latency = options.lane_latency,
+                          .bubbles = options.bubbles,
+                          .streams = options.streams});
   }
   std::vector<TraceResult> results;
   for (std::size_t i = 0; i < traces.size(); ++i) {

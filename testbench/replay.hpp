@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "compute.hpp"
 #include "metrics.hpp"
 #include "paths/path_result.hpp"
 #include "paths/waveform.hpp"
@@ -17,6 +18,9 @@ namespace opd::tb {
 
 /// All paths, in the order in which they are reported.
 inline const std::vector<std::string> kPathNames = {"rtl", "systemc", "systemc-lt", "cpu", "cuda"};
+
+/// Of a planted fault in what a path computes.
+inline constexpr std::string_view kComputeFault = "compute-";
 
 struct ReplayOptions {
   std::vector<std::filesystem::path> traces;
@@ -29,7 +33,9 @@ struct ReplayOptions {
   unsigned lane_latency = 4;
   unsigned bubbles = 1;  ///< with one stream, no completion ever finds the op queue full
   unsigned streams = 1;
-  /// Path whose configuration is falsified, to see the check bite
+  std::optional<ComputeOptions> compute;  ///< operators with operands are computed
+  /// Path whose configuration is falsified, to see the check bite; or kComputeFault and a path that
+  /// computes: of whose unit an operand is falsified
   std::optional<std::string> plant_fault;
   std::optional<WaveformWindow> waveform;  ///< cycles of the (single) trace to dump
 };
@@ -38,10 +44,10 @@ struct ReplayOptions {
 struct TraceResult {
   std::filesystem::path file;
   std::string name, label;
-  std::vector<std::string> probe_names;  ///< by op id
+  std::vector<std::string> probe_names;  ///< by op id, accumulators included
   bool raw = false;                      ///< any operator went through the datapath
   std::size_t steps = 0, probes = 0;
-  std::size_t raw_operators = 0, statistic_operators = 0;
+  std::size_t raw_operators = 0, statistic_operators = 0;  ///< that were replayed
   std::uint64_t raw_bytes = 0, raw_elements = 0;
   std::vector<std::uint32_t> learning_rate_changes;  ///< steps announced to the device
   std::vector<PathResult> paths;
@@ -54,6 +60,7 @@ struct TraceResult {
   std::uint64_t events_compared = 0;  ///< as records_compared
   std::uint64_t mismatches = 0;
   std::optional<Divergence> divergence;  ///< the earliest
+  std::optional<ComputeResult> compute;
   DetectionQuality quality;
   std::vector<SampledDetection> sampled;
   std::vector<EngineDetection> engines;
@@ -65,6 +72,8 @@ struct TraceResult {
   /// The first path whose host reports events and hints; null when only cuda ran.
   [[nodiscard]] const PathResult* host_path() const;
   [[nodiscard]] const PathResult* path(const std::string& name) const;
+  /// The first path with executions of its own; null when none was computed.
+  [[nodiscard]] const PathResult* computing_path() const;
   /// Completions that the device never saw; 0 when neither rtl nor systemc ran.
   [[nodiscard]] std::uint32_t unseen() const;
 };

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <fstream>
 
+#include "compute_summary.hpp"
+
 namespace opd::tb {
 namespace {
 
@@ -59,8 +61,8 @@ ordered_json divergence_json(const TraceResult& result) {
   return json;
 }
 
-/// Operators by what their mode register held when the vector unit issued them. Nothing computes in
-/// that mode: the elements are those of the trace.
+/// Operators by what their mode register held when the vector unit issued them. Elements that are
+/// replayed are those of the trace, whatever it held.
 ordered_json issued_json(const PathResult& path) {
   std::array<std::uint64_t, kModeNames.size()> issued{};
   for (const Completion& completion : path.completions)
@@ -98,10 +100,10 @@ ordered_json path_json(const ReplayOptions& options, const TraceResult& result,
     json["operators_issued_in_mode"] = issued_json(path);
     json["extra_element_bytes"] = 0;
     json["extra_operations"] = 0;
+    const std::uint64_t through_tap =
+        result.raw_operators + (result.compute ? result.compute->executions : 0);
     const double beats_per_operator =
-        result.raw_operators == 0
-            ? 0.0
-            : static_cast<double>(path.beats) / static_cast<double>(result.raw_operators);
+        through_tap == 0 ? 0.0 : static_cast<double>(path.beats) / static_cast<double>(through_tap);
     json["energy"] = {
         {"basis", "modelled"},
         {"picojoule_per_beat", TapModel::picojoule_per_beat(options.device.datapath_width)},
@@ -240,6 +242,7 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
                                    {"right", c.right},
                                    {"records", c.compared},
                                    {"events", c.events_compared},
+                                   {"executions", c.executions_compared},
                                    {"mismatches", c.mismatches}});
   }
   if (result.divergence) json["first_divergence"] = divergence_json(result);
@@ -260,6 +263,7 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   for (std::size_t i = 0; i < kFlagNames.size(); ++i)
     flags[std::string(kFlagNames[i])] = q.flag_counts[i];
   json["detection"]["flags"] = flags;
+  json["compute"] = compute_json(options, result);
   json["engines"] = engines_json(result);
   json["host"] = host_json(result);
   json["lead_when_sampled"] = ordered_json::array();
@@ -465,7 +469,7 @@ std::string summary_table(const std::vector<TraceResult>& results) {
     text += '\n';
   }
 
-  text += engines_table(results) + host_table(results);
+  text += compute_table(results) + engines_table(results) + host_table(results);
 
   text +=
       "\nReaction: an operator's last element to the new value of its mode register; overhead\n";

@@ -136,8 +136,7 @@ ExecutionStatus execution_status(const Computation& computation, Mode mode,
     if (narrow) status.accumulator = static_cast<AccumulatorFormat>(computation.format);
   }
   status.compensated = traits.accumulates && mode == Mode::kSafe;
-  status.compressed =
-      mode == Mode::kSafe && compresses(computation.kernel);
+  status.compressed = mode == Mode::kSafe && compresses(computation.kernel);
   status.saturating = settings.saturate;
   return status;
 }

@@ -19,21 +19,43 @@ const LooselyTimedUnitParameters& checked(const LooselyTimedUnitParameters& para
     SC_REPORT_FATAL("/opd/loosely_timed_unit/parameters",
                     "clock_period = 0 s: must be at least the time resolution");
   }
+  if (const auto error = settings_error(parameters.settings)) {
+    SC_REPORT_FATAL("/opd/loosely_timed_unit/parameters", ("settings." + *error).c_str());
+  }
+  const long long width = parameters.settings.datapath_width;
+  auto error = range_error("settings.datapath_width", width, 32, 512);
+  if (!error && width % 32 != 0) {
+    error = "settings.datapath_width = " + std::to_string(width) + ": must be a multiple of 32";
+  }
+  if (error) SC_REPORT_FATAL("/opd/loosely_timed_unit/parameters", error->c_str());
   return parameters;
 }
+
+constexpr const char* kRegisterReport = "/opd/loosely_timed_unit/register";
 
 }  // namespace
 
 LooselyTimedUnit::LooselyTimedUnit(sc_core::sc_module_name name,
                                    const LooselyTimedUnitParameters& parameters,
                                    OperationSource source, RecordCallback on_record,
-                                   CompletionCallback on_completion)
+                                   CompletionCallback on_completion, ExecutionCallback on_execution)
     : sc_core::sc_module(name),
+      registers("registers", registers_),
       parameters_(checked(parameters)),
       source_(std::move(source)),
       on_record_(std::move(on_record)),
-      on_completion_(std::move(on_completion)) {
+      on_completion_(std::move(on_completion)),
+      on_execution_(std::move(on_execution)),
+      registers_(parameters.settings) {
   SC_THREAD(run_);
+}
+
+std::uint32_t LooselyTimedUnit::read_register(std::uint16_t address) const {
+  return read_register_of(registers_, address, kRegisterReport);
+}
+
+void LooselyTimedUnit::write_register(std::uint16_t address, std::uint32_t value) {
+  write_register_of(registers_, address, value, kRegisterReport);
 }
 
 void LooselyTimedUnit::restart() {
@@ -64,29 +86,63 @@ void LooselyTimedUnit::run_() {
 }
 
 void LooselyTimedUnit::execute_(const Operation& operation) {
-  if (operation.elements.size() > std::numeric_limits<unsigned>::max()) {
-    SC_REPORT_FATAL("/opd/loosely_timed_unit/operation",
-                    "elements of 4 GiB or more: a TLM payload's length has 32 bits");
+  if (const auto error = operation_error(operation)) {
+    SC_REPORT_FATAL("/opd/loosely_timed_unit/operation", error->c_str());
   }
   const std::uint64_t issue_cycle = local_cycle_();
   const Mode mode = read_mode_(operation.descriptor.op);
+  if (operation.computation) {
+    compute_(operation, mode);
+  } else {
+    operate_(operation.descriptor, operation.statistic, operation.elements);
+    if (on_completion_) on_completion_(operation.tag, issue_cycle, local_cycle_(), mode);
+  }
+  deliver_records_();
+  quantum_.inc(parameters_.bubbles * parameters_.clock_period);
+}
 
-  extension_.descriptor = operation.descriptor;
-  extension_.statistic = operation.statistic;
-  const bool has_elements = !operation.statistic && !operation.elements.empty();
+void LooselyTimedUnit::compute_(const Operation& operation, Mode mode) {
+  const std::uint64_t issue_cycle = local_cycle_();
+  const sc_core::sc_time issue = quantum_.get_local_time();
+  processor_.execute(*operation.computation, registers_.mode_at_issue(mode), registers_.settings(),
+                     execution_);
+  registers_.executed(operation.computation->kernel, execution_.status);
+  if (on_execution_) on_execution_(operation.tag, issue_cycle, execution_);
+
+  OpDescriptor descriptor = operation.descriptor;
+  descriptor.format = execution_.status.format;
+  operate_(descriptor, std::nullopt, execution_.output);
+  quantum_.set(issue + static_cast<double>(execution_.cost.cycles) * parameters_.clock_period);
+  const Mode ran = execution_.status.mode;
+  if (on_completion_) on_completion_(operation.tag, issue_cycle, local_cycle_(), ran);
+  if (!operation.accumulator_op) return;
+  const Statistic statistic = accumulator_statistic(operation, execution_);
+  operate_(statistic.descriptor, statistic.summary, {});
+  if (on_completion_) {
+    on_completion_(operation.accumulator_tag, issue_cycle, local_cycle_(), ran);
+  }
+}
+
+/// One operator output or statistic to the device.
+void LooselyTimedUnit::operate_(const OpDescriptor& descriptor,
+                                const std::optional<TapSummary>& statistic,
+                                std::span<const std::byte> elements) {
+  if (elements.size() > std::numeric_limits<unsigned>::max()) {
+    SC_REPORT_FATAL("/opd/loosely_timed_unit/operation",
+                    "elements of 4 GiB or more: a TLM payload's length has 32 bits");
+  }
+  extension_.descriptor = descriptor;
+  extension_.statistic = statistic;
+  const bool has_elements = !statistic && !elements.empty();
   transaction_.set_extension(&extension_);
   // A write does not change its data array; the payload has one pointer type for both directions.
   const tlm::tlm_response_status status =
       transport_(has_elements ? tlm::TLM_WRITE_COMMAND : tlm::TLM_IGNORE_COMMAND,
                  LooselyTimedDevice::kOperationAddress,
-                 has_elements ? const_cast<std::byte*>(operation.elements.data()) : nullptr,
-                 has_elements ? operation.elements.size() : 0);
+                 has_elements ? const_cast<std::byte*>(elements.data()) : nullptr,
+                 has_elements ? elements.size() : 0);
   transaction_.clear_extension(&extension_);
   expect_ok_(status);
-  if (on_completion_) on_completion_(operation.tag, issue_cycle, local_cycle_(), mode);
-
-  deliver_records_();
-  quantum_.inc(parameters_.bubbles * parameters_.clock_period);
 }
 
 /// As the cycle-accurate mode port: an operator without a mode register runs FAST.

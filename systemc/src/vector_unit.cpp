@@ -21,8 +21,16 @@ const VectorUnitParameters& checked(const VectorUnitParameters& parameters,
   if (const auto error = range_error("bubbles", parameters.bubbles, 0, 65535)) fatal(*error);
   if (const auto error = range_error("streams", parameters.streams, 1, device.num_streams))
     fatal(*error);
+  if (const auto error = settings_error(parameters.settings)) fatal("settings." + *error);
   return parameters;
 }
+
+UnitSettings with_width(UnitSettings settings, unsigned datapath_width) {
+  settings.datapath_width = datapath_width;
+  return settings;
+}
+
+constexpr const char* kRegisterReport = "/opd/vector_unit/register";
 
 /// Round robin: the first of `count` positions from `turn` on for which `ready` holds; `turn` moves
 /// past it.
@@ -41,17 +49,28 @@ std::optional<unsigned> take_turn(unsigned& turn, unsigned count, const Ready& r
 
 VectorUnit::VectorUnit(sc_core::sc_module_name name, const DeviceParameters& device,
                        const VectorUnitParameters& parameters, OperationSource source,
-                       CompletionCallback on_completion)
+                       CompletionCallback on_completion, ExecutionCallback on_execution)
     : sc_core::sc_module(name),
+      registers("registers", registers_),
       beat_bytes_(device.datapath_width / 8),
       parameters_(checked(parameters, device)),
       source_(std::move(source)),
       on_completion_(std::move(on_completion)),
+      on_execution_(std::move(on_execution)),
+      registers_(with_width(parameters.settings, device.datapath_width)),
       contexts_(parameters.streams),
       lanes_(parameters.lane_latency) {
   SC_METHOD(on_clock_);
   sensitive << clk.pos() << rst_n.neg();
   dont_initialize();
+}
+
+std::uint32_t VectorUnit::read_register(std::uint16_t address) const {
+  return read_register_of(registers_, address, kRegisterReport);
+}
+
+void VectorUnit::write_register(std::uint16_t address, std::uint32_t value) {
+  write_register_of(registers_, address, value, kRegisterReport);
 }
 
 void VectorUnit::on_clock_() {
@@ -65,7 +84,7 @@ void VectorUnit::on_clock_() {
   // edge.
   retire_(now);
   write_back_(now);
-  drive_sideband_();
+  drive_sideband_(now);
   issue_(now);
   select_(now);
   deal_();
@@ -91,10 +110,30 @@ void VectorUnit::retire_(std::uint64_t now) {
   }
   if (bus_) {
     ++counts_.beats;
-    if (bus_->last) complete_(*bus_, now);
+    if (bus_->last) {
+      complete_(*bus_, now);
+      if (bus_->is_computed) retire_computed_(now);
+    }
     --slots_in_flight_;
     bus_.reset();
   }
+}
+
+/// The last beat of the oldest output has been sampled. Its accumulators follow.
+void VectorUnit::retire_computed_(std::uint64_t now) {
+  execution_.output.swap(outputs_.front());
+  outputs_.pop_front();
+  Context& context = contexts_[bus_->stream];
+  if (!context.accumulators) return;
+  Slot entry = *bus_;
+  entry.is_statistic = true;
+  entry.is_computed = false;
+  entry.descriptor = context.accumulators->descriptor;
+  entry.tag = context.operation->accumulator_tag;
+  entry.sideband_from = now + 1;
+  context.operation->statistic = context.accumulators->summary;
+  context.sideband_entry = entry;
+  context.accumulators.reset();
 }
 
 void VectorUnit::write_back_(std::uint64_t now) {
@@ -113,10 +152,11 @@ void VectorUnit::write_back_(std::uint64_t now) {
   beat_valid.write(bus_.has_value());
 }
 
-void VectorUnit::drive_sideband_() {
+void VectorUnit::drive_sideband_(std::uint64_t now) {
   if (!sideband_) {
-    const auto stream = take_turn(sideband_turn_, parameters_.streams, [this](unsigned i) {
-      return contexts_[i].sideband_entry.has_value();
+    const auto stream = take_turn(sideband_turn_, parameters_.streams, [this, now](unsigned i) {
+      const std::optional<Slot>& entry = contexts_[i].sideband_entry;
+      return entry && now >= entry->sideband_from;
     });
     if (stream) {
       Context& context = contexts_[*stream];
@@ -128,7 +168,9 @@ void VectorUnit::drive_sideband_() {
 }
 
 void VectorUnit::issue_(std::uint64_t now) {
-  if (selected_) {
+  if (selected_ && selected_->is_computed) {
+    compute_(now);
+  } else if (selected_) {
     Context& context = contexts_[selected_->stream];
     if (selected_->first) {
       context.operator_issue = now;
@@ -139,10 +181,54 @@ void VectorUnit::issue_(std::uint64_t now) {
     selected_->issue = now;
     lanes_[lane_] = std::exchange(selected_, std::nullopt);
   }
+  if (running_ && now == running_->next_edge) issue_computed_beat_(now);
   lane_ = lane_ + 1 < lanes_.size() ? lane_ + 1 : 0;
 }
 
+/// The operator selected one edge before is issued: its mode is read, its program runs.
+void VectorUnit::compute_(std::uint64_t now) {
+  Slot slot = *std::exchange(selected_, std::nullopt);
+  --slots_in_flight_;
+  const Computation& computation = *selected_operation_.computation;
+  processor_.execute(computation, registers_.mode_at_issue(mode.read()), registers_.settings(),
+                     execution_);
+  registers_.executed(computation.kernel, execution_.status);
+  const std::uint64_t clocks = execution_.cost.cycles;
+  ++counts_.executions;
+  counts_.computing_cycles += clocks;
+  lanes_free_ = now + clocks;
+
+  Context& context = contexts_[slot.stream];
+  context.not_before = lanes_free_ - 1 + parameters_.bubbles;
+  if (selected_operation_.accumulator_op) {
+    context.accumulators = accumulator_statistic(selected_operation_, execution_);
+  }
+  slot.descriptor.format = execution_.status.format;
+  slot.mode = execution_.status.mode;
+  slot.operator_issue = now;
+  if (on_execution_) on_execution_(slot.tag, now, execution_);
+
+  outputs_.emplace_back().swap(execution_.output);
+  running_ = {slot, lanes_free_ - beat_count(outputs_.back().size(), beat_bytes_), 0};
+}
+
+void VectorUnit::issue_computed_beat_(std::uint64_t now) {
+  const std::vector<std::byte>& output = outputs_.back();
+  const std::size_t byte_count = std::min(beat_bytes_, output.size() - running_->next_byte);
+  Slot& slot = running_->beat;
+  slot.first = running_->next_byte == 0;
+  slot.elements = std::span(output).subspan(running_->next_byte, byte_count);
+  running_->next_byte += byte_count;
+  ++running_->next_edge;
+  slot.last = running_->next_byte == output.size();
+  slot.issue = now;
+  lanes_[lane_] = slot;
+  ++slots_in_flight_;
+  if (slot.last) running_.reset();
+}
+
 void VectorUnit::select_(std::uint64_t now) {
+  if (now + 1 < lanes_free_) return;
   const auto stream = take_turn(select_turn_, parameters_.streams, [this, now](unsigned i) {
     const Context& context = contexts_[i];
     return context.operation && !context.statistic_issued && now >= context.not_before;
@@ -158,6 +244,15 @@ void VectorUnit::select_(std::uint64_t now) {
   if (operation.statistic) {
     slot.first = slot.last = slot.is_statistic = true;
     context.statistic_issued = true;  // the context is freed when the statistic is accepted
+  } else if (operation.computation) {
+    slot.first = slot.is_computed = true;
+    selected_operation_ = operation;
+    if (operation.accumulator_op) {
+      context.statistic_issued = true;  // likewise
+    } else {
+      context.operation.reset();
+      --held_operators_;
+    }
   } else {
     const std::size_t byte_count =
         std::min(beat_bytes_, operation.elements.size() - context.next_byte);
@@ -183,6 +278,9 @@ void VectorUnit::deal_() {
   const SourceAnswer answer = source_ ? source_(operation) : SourceAnswer::kEnd;
   exhausted_ = answer == SourceAnswer::kEnd;
   if (answer != SourceAnswer::kOperation) return;
+  if (const auto error = operation_error(operation)) {
+    SC_REPORT_FATAL("/opd/vector_unit/operation", error->c_str());
+  }
   if (!operation.statistic &&
       operation.elements.size() % element_bytes(operation.descriptor.format) != 0) {
     const std::string message = "operation of op " + std::to_string(operation.descriptor.op) +
@@ -221,6 +319,10 @@ void VectorUnit::reset_() {
   selected_.reset();
   bus_.reset();
   sideband_.reset();
+  running_.reset();
+  outputs_.clear();
+  lanes_free_ = 0;
+  registers_.reset();
   deal_turn_ = select_turn_ = sideband_turn_ = 0;
   lane_ = 0;
   held_operators_ = slots_in_flight_ = 0;

@@ -3,13 +3,78 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <unordered_map>
 
+#include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
 
 namespace opd::tb {
+namespace {
+
+/// A completion: what the detection unit is given of it.
+struct Arrival {
+  OpDescriptor descriptor;
+  std::span<const std::byte> elements;
+  std::optional<TapSummary> statistic;
+  Mode mode = Mode::kFast;  ///< at issue
+};
+
+/// Operators as they arrive; computes those that are to be computed, once.
+class Arrivals {
+ public:
+  Arrivals(const OperatorStream& operators, const ref::CpuReference& reference,
+           const UnitSettings& settings, const std::optional<Mode>& force_mode,
+           const OperandFault* fault, std::vector<ComputedExecution>& executions)
+      : operators_(operators),
+        reference_(reference),
+        settings_(settings),
+        force_mode_(force_mode),
+        fault_(fault),
+        executions_(executions) {
+    executions_.reserve(operators.computed_operators());  // spans into it stay valid
+  }
+
+  Arrival at(std::size_t tag) {
+    if (operators_.is_accumulator(tag)) {
+      const std::size_t owner = operators_.operator_tag(tag);
+      const Execution& execution = executed(owner, operators_.at(owner)).execution;
+      OpDescriptor descriptor = operators_.descriptor(tag);
+      descriptor.format = execution.accumulator_format;
+      return {descriptor, {}, execution.accumulators, execution.status.mode};
+    }
+    Operator op = operators_.at(tag);
+    if (!op.computation)
+      return {op.descriptor, op.elements, op.statistic, reference_.mode(op.descriptor.op)};
+    const Execution& execution = executed(tag, op).execution;
+    op.descriptor.format = execution.status.format;
+    return {op.descriptor, execution.output, std::nullopt, execution.status.mode};
+  }
+
+ private:
+  const ComputedExecution& executed(std::size_t tag, const Operator& op) {
+    const auto [place, is_new] = by_tag_.try_emplace(tag, executions_.size());
+    if (is_new) {
+      const Mode mode = force_mode_.value_or(reference_.mode(op.descriptor.op));
+      executions_.push_back(
+          {tag, ref::compute(with_fault(*op.computation, fault_, tag), mode, settings_)});
+    }
+    return executions_[place->second];
+  }
+
+  const OperatorStream& operators_;
+  const ref::CpuReference& reference_;
+  const UnitSettings settings_;
+  const std::optional<Mode> force_mode_;
+  const OperandFault* fault_;
+  std::vector<ComputedExecution>& executions_;
+  std::unordered_map<std::size_t, std::size_t> by_tag_;
+};
+
+}  // namespace
 
 PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& parameters,
-                   const Config& config, std::span<const std::size_t> order) {
+                   const Config& config, std::span<const std::size_t> order,
+                   const ComputeOptions& compute, const OperandFault* fault) {
   using Clock = std::chrono::steady_clock;
   PathResult result{.path = "cpu"};
   const std::size_t count = order.empty() ? operators.size() : order.size();
@@ -20,11 +85,13 @@ PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& para
   HintLog hints(host.hint_changes);
   LearningRateSchedule schedule(operators);
   ref::CpuReference reference(parameters, config);
+  Arrivals arrivals(operators, reference, unit_settings(parameters, compute), compute.force_mode,
+                    fault, result.executions);
   for (std::size_t seq = 0; seq < count; ++seq) {
     const std::size_t tag = order.empty() ? seq : order[seq];
     if (tag == kUnseen) continue;
     schedule.before(tag, [&](std::uint32_t step) { reference.announce_learning_rate(step); });
-    const Operator op = operators.at(tag);
+    const Arrival op = arrivals.at(tag);
     const auto start = Clock::now();
     const TapSummary summary =
         op.statistic ? *op.statistic
@@ -47,6 +114,7 @@ PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& para
     }
     result.completions.push_back(
         {.tag = tag,
+         .mode_at_issue = op.mode,
          .from_beats = !op.statistic,
          .record = detection->record,
          .counts = {summary.element_count, summary.subnormal_count, summary.zero_count}});

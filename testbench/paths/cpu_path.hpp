@@ -1,6 +1,7 @@
 #pragma once
 // The CPU reference as a path: real elements through `summarise`, every completion timed, and what
-// the reference says that a host sees.
+// the reference says that a host sees. An operator that is computed runs in the mode that the
+// reference's own controller has put it in.
 #include <span>
 
 #include "operators.hpp"
@@ -13,6 +14,8 @@ namespace opd::tb {
 inline constexpr std::size_t kUnseen = ~std::size_t{0};
 [[nodiscard]] PathResult run_cpu(const OperatorStream& operators,
                                  const DeviceParameters& parameters, const Config& config,
-                                 std::span<const std::size_t> order = {});
+                                 std::span<const std::size_t> order = {},
+                                 const ComputeOptions& compute = {},
+                                 const OperandFault* fault = nullptr);
 
 }  // namespace opd::tb

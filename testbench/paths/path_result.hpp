@@ -8,6 +8,7 @@
 #include "crosscheck.hpp"
 #include "opd/driver/driver.hpp"
 #include "opd/driver/training.hpp"
+#include "paths/computing.hpp"
 
 namespace opd::tb {
 
@@ -50,6 +51,8 @@ struct PathResult {
   std::uint32_t unseen_count = 0;
   double seconds = 0;            ///< wall time of the path alone
   std::optional<HostView> host;  ///< absent for cuda
+  /// What its vector unit computed, in the order of issue; rtl has none of its own
+  std::vector<ComputedExecution> executions;
   // rtl and systemc:
   std::uint64_t cycles = 0;
   std::uint64_t beats = 0;

@@ -1,5 +1,6 @@
 #include "paths/simulation.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <systemc>
@@ -11,6 +12,7 @@
 #include "opd/sc/device_signals.hpp"
 #include "opd/sc/loosely_timed_device.hpp"
 #include "opd/sc/loosely_timed_unit.hpp"
+#include "opd/types/unit_registers.hpp"
 #include "paths/apb_bus.hpp"
 #include "paths/tlm_bus.hpp"
 
@@ -90,12 +92,15 @@ struct HostLog {
 struct LockstepRun {
   const OperatorStream* operators = nullptr;
   PinDevice* rtl = nullptr;
+  const OperandFault* fault = nullptr;
   std::function<void(std::size_t)> on_progress;
   std::optional<LearningRateSchedule> schedule;
 
   unsigned reset_cycles = 0;
   std::uint64_t cycle = 0;
   std::size_t next_tag = 0;
+  std::size_t dealt =
+      0;  ///< completions to come of the operators dealt so far, and those that came
   CycleInput input;
   std::vector<Push> pushes;    ///< by seq
   std::vector<Issued> issued;  ///< by seq
@@ -114,6 +119,7 @@ struct LockstepRun {
 struct LooselyTimedRun {
   const OperatorStream* operators = nullptr;
   std::span<const std::size_t> order;
+  const OperandFault* fault = nullptr;
   std::optional<LearningRateSchedule> schedule;
   std::size_t next = 0;
   std::vector<Issued> issued;  ///< by seq
@@ -142,26 +148,38 @@ struct Simulation::Modules : public sc_core::sc_module {
             [this](std::uint64_t tag, std::uint64_t, std::uint64_t last_beat_cycle,
                    Mode mode_at_issue) {
               run.issued.push_back({tag, last_beat_cycle, mode_at_issue});
+            },
+            [this](std::uint64_t tag, std::uint64_t, const Execution& execution) {
+              run.result.systemc.executions.push_back({tag, execution});
             }),
         device("device", options.device),
         apb([this](const ApbRequest& request) { return apb_clock_(request); }),
         lt_unit(
-            "lt_unit", {.bubbles = options.bubbles},
+            "lt_unit",
+            {.bubbles = options.bubbles,
+             .settings = {.datapath_width = options.device.datapath_width}},
             [this](sc::Operation& operation) { return next_loosely_timed_(operation); },
             [this](const OpRecord& record, const TapCounts& record_counts) {
               lt.result.completions.push_back({.record = record, .counts = record_counts});
             },
             [this](std::uint64_t tag, std::uint64_t, std::uint64_t, Mode mode_at_issue) {
               lt.issued.push_back({tag, 0, mode_at_issue});
+            },
+            [this](std::uint64_t tag, std::uint64_t, const Execution& execution) {
+              lt.result.executions.push_back({tag, execution});
             }),
         lt_device("lt_device", options.device),
-        lt_bus("lt_bus") {
+        lt_bus("lt_bus"),
+        unit_bus("unit_bus"),
+        lt_unit_bus("lt_unit_bus") {
     clock.clk(pins.clk);
     pins.bind(unit);
     unit.done(done);
     pins.bind(device);
     lt_unit.socket.bind(lt_device.socket);
     lt_bus.socket.bind(lt_device.socket);
+    unit_bus.socket.bind(unit.registers);
+    lt_unit_bus.socket.bind(lt_unit.registers);
 
     SC_METHOD(monitor_);
     dont_initialize();
@@ -186,7 +204,7 @@ struct Simulation::Modules : public sc_core::sc_module {
       run.on_progress(run.result.systemc.completions.size());
     }
     if (run.rtl != nullptr) compare_(out);
-    const bool quiet = run.issued.size() == run.next_tag && out.queue_level == 0 &&
+    const bool quiet = run.issued.size() == run.dealt && out.queue_level == 0 &&
                        !out.record_valid && !run.input.beat_valid && !run.input.stat_valid;
     run.idle_cycles = quiet ? run.idle_cycles + 1 : 0;
     if (drained_()) wake_host.notify(sc_core::SC_ZERO_TIME);
@@ -249,19 +267,29 @@ struct Simulation::Modules : public sc_core::sc_module {
   sc::SourceAnswer next_(sc::Operation& operation) {
     if (!run.configured || !run.announcements.empty()) return sc::SourceAnswer::kWait;
     if (run.next_tag == run.operators->size()) return sc::SourceAnswer::kEnd;
+    const bool step_starts = run.next_tag % run.operators->probes() == 0;
+    if (run.operators->computes() && step_starts && !drained_()) return sc::SourceAnswer::kWait;
     run.schedule->before(run.next_tag,
                          [this](std::uint32_t step) { run.announcements.push_back(step); });
     if (!run.announcements.empty()) return sc::SourceAnswer::kWait;
-    operation = operation_of_(*run.operators, run.next_tag++);
+    operation = operation_of_(*run.operators, run.next_tag++, run.fault);
+    run.dealt += operation.accumulator_op ? 2 : 1;
     return sc::SourceAnswer::kOperation;
   }
 
-  static sc::Operation operation_of_(const OperatorStream& stream, std::size_t tag) {
+  static sc::Operation operation_of_(const OperatorStream& stream, std::size_t tag,
+                                     const OperandFault* fault) {
     const Operator op = stream.at(tag);
-    return {.descriptor = op.descriptor,
-            .elements = op.elements,
-            .statistic = op.statistic,
-            .tag = tag};
+    sc::Operation result{.descriptor = op.descriptor,
+                         .elements = op.elements,
+                         .statistic = op.statistic,
+                         .tag = tag};
+    if (op.computation) {
+      result.computation = with_fault(*op.computation, fault, tag);
+      result.accumulator_op = op.accumulator_op;
+      result.accumulator_tag = stream.accumulator_tag(tag);
+    }
+    return result;
   }
 
   // --- host ---
@@ -294,6 +322,7 @@ struct Simulation::Modules : public sc_core::sc_module {
     driver::Driver host(apb);
     bring_up_(host, options.config);
     plant_fault_();
+    unit_bus.write(unit_reg::kControl, unit_control_());
     run.configured = true;
     HostLog log;
     for (;;) {
@@ -317,6 +346,19 @@ struct Simulation::Modules : public sc_core::sc_module {
       throw std::logic_error("the capabilities are not the parameters of the device");
     host.configure(config);
     host.enable_interrupts(driver::kAllInterrupts);
+  }
+
+  /// CONTROL of the vector units.
+  std::uint32_t unit_control_() const {
+    const ComputeOptions& compute = options.compute;
+    std::uint32_t control =
+        unit_reg::kControlSaturate.put(compute.saturate) |
+        unit_reg::kControlAccumulator.put(static_cast<std::uint32_t>(compute.accumulator));
+    if (compute.force_mode) {
+      control |= unit_reg::kControlForce.put(1) |
+                 unit_reg::kControlForcedMode.put(static_cast<std::uint32_t>(*compute.force_mode));
+    }
+    return control;
   }
 
   static void react_(driver::Driver& host, HostLog& log) {
@@ -358,6 +400,7 @@ struct Simulation::Modules : public sc_core::sc_module {
       lt_log.emplace();
       bring_up_(lt_host,
                 options.plant_fault == "systemc-lt" ? options.faulty_config : options.config);
+      lt_unit_bus.write(unit_reg::kControl, unit_control_());
     }
     while (lt_device.irq()) react_(lt_host, *lt_log);
     if (lt.next == (lt.order.empty() ? lt.operators->size() : lt.order.size())) {
@@ -368,8 +411,34 @@ struct Simulation::Modules : public sc_core::sc_module {
     const std::size_t tag = lt.order.empty() ? lt.next : lt.order[lt.next];
     ++lt.next;
     lt.schedule->before(tag, [this](std::uint32_t step) { lt_host.announce_learning_rate(step); });
-    operation = operation_of_(*lt.operators, tag);
+    if (lt.operators->is_accumulator(tag)) {
+      operation = late_accumulators_(tag);
+      return sc::SourceAnswer::kOperation;
+    }
+    operation = operation_of_(*lt.operators, tag, lt.fault);
+    if (operation.accumulator_op) {
+      const bool at_once =
+          lt.next < lt.order.size() && lt.order[lt.next] == operation.accumulator_tag;
+      if (at_once) {
+        ++lt.next;
+      } else {
+        operation.accumulator_op.reset();
+      }
+    }
     return sc::SourceAnswer::kOperation;
+  }
+
+  /// Accumulators before whose completion those of other streams came: a statistic of its own.
+  sc::Operation late_accumulators_(std::size_t tag) const {
+    const std::vector<ComputedExecution>& executions = lt.result.executions;
+    const auto owner = std::find_if(executions.rbegin(), executions.rend(),
+                                    [owner_tag = lt.operators->operator_tag(tag)](
+                                        const ComputedExecution& e) { return e.tag == owner_tag; });
+    if (owner == executions.rend())
+      throw std::logic_error("accumulators complete before their operator");
+    OpDescriptor descriptor = lt.operators->descriptor(tag);
+    descriptor.format = owner->execution.accumulator_format;
+    return {.descriptor = descriptor, .statistic = owner->execution.accumulators, .tag = tag};
   }
 
   /// Longer than the pipeline from the last beat to its record.
@@ -387,6 +456,7 @@ struct Simulation::Modules : public sc_core::sc_module {
   sc::LooselyTimedUnit lt_unit;
   sc::LooselyTimedDevice lt_device;
   TlmBus lt_bus;
+  TlmBus unit_bus, lt_unit_bus;  ///< to the vector units' own registers
   driver::Driver lt_host{lt_bus};
 
   LockstepRun run;
@@ -404,10 +474,12 @@ Simulation::Simulation(const SimulationOptions& options)
 Simulation::~Simulation() = default;
 
 LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevice* rtl,
-                                        const std::function<void(std::size_t)>& on_progress) {
+                                        const std::function<void(std::size_t)>& on_progress,
+                                        const OperandFault* fault) {
   Modules& m = *modules_;
   m.run = {.operators = &operators,
            .rtl = rtl,
+           .fault = fault,
            .on_progress = on_progress,
            .schedule = LearningRateSchedule(operators)};
   LockstepResult& result = m.run.result;
@@ -434,10 +506,12 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
 }
 
 PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
-                                         std::span<const std::size_t> order) {
+                                         std::span<const std::size_t> order,
+                                         const OperandFault* fault) {
   Modules& m = *modules_;
   m.lt = {.operators = &operators,
           .order = order,
+          .fault = fault,
           .schedule = LearningRateSchedule(operators),
           .result = {.path = "systemc-lt"}};
   m.lt.issued.reserve(operators.size());

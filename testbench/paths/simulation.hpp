@@ -27,6 +27,7 @@ struct SimulationOptions {
   /// systemc share their pins: the one register that differs is written differently to one of them.
   Config faulty_config;
   std::optional<std::string> plant_fault;
+  ComputeOptions compute;     ///< registers of both vector units
   unsigned lane_latency = 4;  ///< clocks from issue to the first beat
   unsigned bubbles = 1;       ///< idle clocks between operators of one stream
   unsigned streams = 1;       ///< operators in flight
@@ -50,14 +51,18 @@ class Simulation {
   Simulation& operator=(const Simulation&) = delete;
 
   /// Runs the operators cycle by cycle. `rtl` may be null; it is reset here. `on_progress` is told the
-  /// operators completed so far. Errors of the driver come as sc_core::sc_report.
+  /// operators completed so far. Where operators are computed, a training step starts when the
+  /// records of the one before are out: modes at issue are then the same on every path. `fault` may
+  /// be null. Errors of the driver come as sc_core::sc_report.
   LockstepResult run_lockstep(const OperatorStream& operators, PinDevice* rtl,
-                              const std::function<void(std::size_t)>& on_progress = {});
+                              const std::function<void(std::size_t)>& on_progress = {},
+                              const OperandFault* fault = nullptr);
 
   /// Runs the operators loosely timed, in the order of `order` (tags by seq); empty = program
-  /// order.
+  /// order, which a stream that computes must give.
   PathResult run_loosely_timed(const OperatorStream& operators,
-                               std::span<const std::size_t> order = {});
+                               std::span<const std::size_t> order = {},
+                               const OperandFault* fault = nullptr);
 
  private:
   struct Modules;

@@ -9,43 +9,20 @@
 #include <stdexcept>
 
 #include "json.hpp"
+#include "names.hpp"
+#include "traced_operators.hpp"
 
 namespace opd::trace {
 namespace {
 
 constexpr std::size_t kNoRow = std::numeric_limits<std::size_t>::max();
-constexpr std::uint64_t kMaxElements = std::numeric_limits<std::int64_t>::max();
 constexpr std::string_view kRawPrefix = "raw/";
-constexpr std::string_view kCapture = "capture the trace again with opd.trace";
+constexpr std::string_view kOperandPrefix = "operand/";
+constexpr std::string_view kOutputPrefix = "output/";
 
-constexpr std::array<std::string_view, 14> kTensorNames = {
-    "step", "max_abs", "nonfinite", "saturated", "subnormal", "zero",       "min_abs",
-    "mean", "var",     "loss",      "grad_norm", "lr",        "loss_scale", "raw_step"};
-
-template <std::size_t N>
-std::optional<std::size_t> position(const std::array<std::string_view, N>& names,
-                                    std::string_view name) {
-  const auto found = std::find(names.begin(), names.end(), name);
-  if (found == names.end()) return std::nullopt;
-  return static_cast<std::size_t>(found - names.begin());
-}
-
-/// "a, b or c"
-template <std::size_t N>
-std::string choice(const std::array<std::string_view, N>& names) {
-  std::string text(names[0]);
-  for (std::size_t i = 1; i < N; ++i) text.append(i + 1 < N ? ", " : " or ").append(names[i]);
-  return text;
-}
-
-std::string shape_text(const std::vector<std::uint64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    if (i == 8) return text + ", ...]";
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + "]";
-}
+constexpr std::array<std::string_view, 15> kTensorNames = {
+    "step", "max_abs", "nonfinite", "saturated", "subnormal",  "zero",     "min_abs",     "mean",
+    "var",  "loss",    "grad_norm", "lr",        "loss_scale", "raw_step", "operand_step"};
 
 bool is_short_name(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
@@ -78,10 +55,12 @@ Trace Trace::parse(std::vector<std::byte> bytes, std::string file) {
 Trace::Trace(SafetensorsFile container) : container_(std::move(container)) {
   read_metadata();
   read_probes();
+  read_operators();
   read_steps();
   read_statistics();
   read_series();
   read_raw();
+  read_operands();
   read_first_bad();
 }
 
@@ -191,8 +170,8 @@ const Tensor* Trace::find(const std::string& name) const {
 
 const Tensor& Trace::require(const std::string& name, std::string_view dtype,
                              std::vector<std::uint64_t> shape) const {
-  const bool is_raw = name.starts_with(kRawPrefix);
-  const std::string field = is_raw ? "tensor " + in_quotes(name) : name;
+  const bool is_of_a_probe = name.find('/') != std::string::npos;
+  const std::string field = is_of_a_probe ? "tensor " + in_quotes(name) : name;
   const Tensor* tensor = find(name);
   if (tensor == nullptr) fail(field, "is missing", kCapture);
   if (tensor->dtype != dtype) {
@@ -226,17 +205,38 @@ std::vector<std::int64_t> Trace::read_step_list(const std::string& name) const {
   return steps;
 }
 
-void Trace::read_steps() {
-  for (const auto& [name, tensor] : container_.tensors()) {
-    const bool is_raw = name.starts_with(kRawPrefix);
-    if (is_raw && !find_probe(std::string_view(name).substr(kRawPrefix.size()))) {
+void Trace::check_tensor_name(const std::string& name) const {
+  const std::string_view text = name;
+  if (text.starts_with(kRawPrefix)) {
+    if (!find_probe(text.substr(kRawPrefix.size()))) {
       fail("tensor " + in_quotes(name), "is of no probe in the list",
            "add the probe or remove the tensor");
     }
-    if (!is_raw && !position(kTensorNames, name)) {
-      fail("tensor " + in_quotes(name), "is not part of a trace", "correct its name or remove it");
+  } else if (text.starts_with(kOperandPrefix) || text.starts_with(kOutputPrefix)) {
+    const bool is_operand = text.starts_with(kOperandPrefix);
+    const std::size_t end = is_operand ? text.rfind('/') : text.size();
+    const std::size_t begin = is_operand ? kOperandPrefix.size() : kOutputPrefix.size();
+    const auto probe = end < begin ? std::nullopt : find_probe(text.substr(begin, end - begin));
+    const bool known = probe && operator_of_[*probe] != kNoRow;
+    if (!known) {
+      fail("tensor " + in_quotes(name), "is of no operator in operators",
+           "add the operator or remove the tensor");
     }
+    const std::vector<TracedOperand>& operands = operators_[operator_of_[*probe]].operands;
+    if (is_operand &&
+        std::none_of(operands.begin(), operands.end(), [&](const TracedOperand& operand) {
+          return operand.name == text.substr(end + 1);
+        })) {
+      fail("tensor " + in_quotes(name), "is of no operand of that operator",
+           "add the operand to operators or remove the tensor");
+    }
+  } else if (!position(kTensorNames, name)) {
+    fail("tensor " + in_quotes(name), "is not part of a trace", "correct its name or remove it");
   }
+}
+
+void Trace::read_steps() {
+  for (const auto& [name, tensor] : container_.tensors()) check_tensor_name(name);
   for (const std::int64_t step : read_step_list("step"))
     steps_.push_back(static_cast<std::uint32_t>(step));
 }
@@ -322,6 +322,23 @@ void Trace::read_series() {
   }
 }
 
+/// Row of each step's elements; kNoRow where there is none.
+std::vector<std::size_t> Trace::rows_of_steps(const std::string& name,
+                                              const std::vector<std::int64_t>& rows) const {
+  std::vector<std::size_t> row_of_step(steps_.size(), kNoRow);
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    const auto step = static_cast<std::uint32_t>(rows[row]);
+    const auto found = std::lower_bound(steps_.begin(), steps_.end(), step);
+    if (found == steps_.end() || *found != step) {
+      fail(name + "[" + std::to_string(row) + "]", std::to_string(step) + " is not in step",
+           "record the statistics of every step with " +
+               std::string(name == "raw_step" ? "raw rows" : "operands"));
+    }
+    row_of_step[static_cast<std::size_t>(found - steps_.begin())] = row;
+  }
+  return row_of_step;
+}
+
 void Trace::read_raw() {
   raw_row_.assign(steps_.size(), kNoRow);
   raw_.resize(probes_.size());
@@ -333,20 +350,84 @@ void Trace::read_raw() {
     return;
   }
   const std::vector<std::int64_t> rows = read_step_list("raw_step");
-  for (std::size_t row = 0; row < rows.size(); ++row) {
-    const auto step = static_cast<std::uint32_t>(rows[row]);
-    const auto found = std::lower_bound(steps_.begin(), steps_.end(), step);
-    if (found == steps_.end() || *found != step) {
-      fail("raw_step[" + std::to_string(row) + "]", std::to_string(step) + " is not in step",
-           "record the statistics of every step with raw rows");
-    }
-    raw_row_[static_cast<std::size_t>(found - steps_.begin())] = row;
-  }
+  raw_row_ = rows_of_steps("raw_step", rows);
   for (std::size_t p = 0; p < probes_.size(); ++p) {
     const std::string name = std::string(kRawPrefix) + probes_[p].name;
     if (find(name) == nullptr) continue;
     raw_[p] =
         require(name, layout_of(probes_[p].format).dtype, {rows.size(), probes_[p].elements}).data;
+  }
+}
+
+void Trace::read_operators() {
+  operator_of_.assign(probes_.size(), kNoRow);
+  const auto text = container_.metadata().find("operators");
+  if (text == container_.metadata().end()) return;
+  operators_ = parse_operators(text->second, *this);
+  for (std::size_t i = 0; i < operators_.size(); ++i) operator_of_[operators_[i].probe] = i;
+}
+
+/// Each byte of a mask is 0 or 1.
+void Trace::check_mask(const std::string& name, std::span<const std::byte> data,
+                       std::size_t row_bytes) const {
+  const auto bad =
+      std::find_if(data.begin(), data.end(), [](std::byte value) { return value > std::byte{1}; });
+  if (bad == data.end()) return;
+  const std::size_t row = static_cast<std::size_t>(bad - data.begin()) / row_bytes;
+  fail("tensor " + in_quotes(name),
+       "step " + std::to_string(operand_steps_[row]) + ": " +
+           std::to_string(std::to_integer<unsigned>(*bad)) + " is neither 0 nor 1",
+       "write 0 for a hidden element, 1 for one that counts");
+}
+
+void Trace::read_operands() {
+  operand_row_.assign(steps_.size(), kNoRow);
+  operands_.resize(operators_.size());
+  outputs_.resize(operators_.size());
+  bool any = false;
+  for (TracedOperator& op : operators_) {
+    const std::string prefix = std::string(kOperandPrefix) + probes_[op.probe].name + "/";
+    const auto present = [&](const TracedOperand& operand) {
+      return find(prefix + operand.name) != nullptr;
+    };
+    op.has_elements = std::any_of(op.operands.begin(), op.operands.end(), present);
+    any = any || op.has_elements;
+    const auto missing = std::find_if_not(op.operands.begin(), op.operands.end(), present);
+    if (op.has_elements && missing != op.operands.end()) {
+      fail("tensor " + in_quotes(prefix + missing->name),
+           "is missing while other operands of that operator are there",
+           "record all operands of an operator or none");
+    }
+    const std::string output = std::string(kOutputPrefix) + probes_[op.probe].name;
+    if (!op.has_elements && find(output) != nullptr) {
+      fail("tensor " + in_quotes(output), "is there, but no operand of that operator is",
+           "record its operands or remove it");
+    }
+  }
+  if (!any) {
+    if (find("operand_step") != nullptr)
+      fail("operand_step", "is there, but no operand/ tensor is", "remove it");
+    return;
+  }
+  operand_steps_ = read_step_list("operand_step");
+  operand_row_ = rows_of_steps("operand_step", operand_steps_);
+  const std::uint64_t rows = operand_steps_.size();
+  for (std::size_t i = 0; i < operators_.size(); ++i) {
+    const TracedOperator& op = operators_[i];
+    if (!op.has_elements) continue;
+    const Probe& probe = probes_[op.probe];
+    for (const TracedOperand& operand : op.operands) {
+      const std::string name = std::string(kOperandPrefix) + probe.name + "/" + operand.name;
+      const bool is_mask = operand.name == kMaskName;
+      const auto data = require(name, is_mask ? kMaskDtype : layout_of(operand.format).dtype,
+                                {rows, operand.rows, operand.columns})
+                            .data;
+      if (is_mask) check_mask(name, data, data.size() / rows);
+      operands_[i][*position(traits_of(op.kernel).operands, operand.name)] = data;
+    }
+    const std::string output = std::string(kOutputPrefix) + probe.name;
+    if (find(output) != nullptr)
+      outputs_[i] = require(output, layout_of(probe.format).dtype, {rows, probe.elements}).data;
   }
 }
 
@@ -439,6 +520,46 @@ std::span<const std::byte> Trace::raw(std::size_t probe, std::size_t step_index)
   if (row == kNoRow || raw_[probe].empty()) return {};
   const std::size_t row_bytes = probes_[probe].elements * layout_of(probes_[probe].format).bytes;
   return raw_[probe].subspan(row * row_bytes, row_bytes);
+}
+
+std::optional<Computation> Trace::computation_shape(std::size_t probe) const {
+  cell(0, probe);
+  if (operator_of_[probe] == kNoRow) return std::nullopt;
+  const TracedOperator& op = operators_[operator_of_[probe]];
+  Computation result{.kernel = op.kernel,
+                     .format = probes_[probe].format,
+                     .batch = op.batch,
+                     .rows = op.rows,
+                     .columns = op.columns,
+                     .depth = op.depth,
+                     .attribute = op.attribute};
+  for (const TracedOperand& operand : op.operands) {
+    result.operands[*position(traits_of(op.kernel).operands, operand.name)] = {
+        .elements = {}, .format = operand.format, .rows = operand.rows, .columns = operand.columns};
+  }
+  return result;
+}
+
+std::optional<Computation> Trace::computation(std::size_t probe, std::size_t step_index) const {
+  cell(step_index, probe);
+  const std::size_t row = operand_row_[step_index];
+  const std::size_t op = operator_of_[probe];
+  if (row == kNoRow || op == kNoRow || !operators_[op].has_elements) return std::nullopt;
+  std::optional<Computation> result = computation_shape(probe);
+  for (std::size_t i = 0; i < kMaxOperands; ++i) {
+    const std::size_t row_bytes = operands_[op][i].size() / operand_steps_.size();
+    result->operands[i].elements = operands_[op][i].subspan(row * row_bytes, row_bytes);
+  }
+  return result;
+}
+
+std::span<const std::byte> Trace::computed_output(std::size_t probe, std::size_t step_index) const {
+  cell(step_index, probe);
+  const std::size_t row = operand_row_[step_index];
+  if (row == kNoRow || operator_of_[probe] == kNoRow) return {};
+  const std::span<const std::byte> output = outputs_[operator_of_[probe]];
+  const std::size_t row_bytes = output.size() / operand_steps_.size();
+  return output.subspan(row * row_bytes, row_bytes);
 }
 
 TapSummary Trace::statistic(std::size_t step_index, std::size_t probe) const {

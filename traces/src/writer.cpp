@@ -4,7 +4,9 @@
 
 #include "dtype.hpp"
 #include "json.hpp"
+#include "names.hpp"
 #include "opd/trace/whole_file.hpp"
+#include "traced_operators.hpp"
 
 namespace opd::trace {
 namespace {
@@ -86,17 +88,58 @@ std::vector<std::byte> serialize(const TraceContent& content, const std::string&
   add_list("lr", "F32", content.lr);
   add_list("loss_scale", "F32", content.loss_scale);
   add_list("raw_step", "I64", content.raw_step);
-  for (const auto& [name, elements] : content.raw) {
-    const auto probe = std::find_if(content.probes.begin(), content.probes.end(),
-                                    [&](const Probe& p) { return p.name == name; });
-    const Format format = probe == content.probes.end() ? Format::kFp16 : probe->format;
-    const FormatLayout& layout = layout_of(format);
-    const std::uint64_t rows = std::max<std::uint64_t>(content.raw_step.size(), 1);
-    const std::uint64_t count = elements.size() / layout.bytes;
-    const bool whole = elements.size() % (rows * layout.bytes) == 0;
-    tensors["raw/" + name] = {
-        std::string(whole ? layout.dtype : "U8"),
-        whole ? std::vector{rows, count / rows} : std::vector{elements.size()}, elements};
+  // Elements that do not fill whole rows are written as bytes, and the reader's check names them.
+  const auto add_rows = [&](const std::string& name, std::string_view dtype, std::uint64_t width,
+                            std::uint64_t rows, std::vector<std::uint64_t> shape,
+                            const std::vector<std::byte>& elements) {
+    rows = std::max<std::uint64_t>(rows, 1);
+    shape.insert(shape.begin(), rows);
+    std::uint64_t count = width;
+    for (const std::uint64_t extent : shape) count *= extent;
+    if (count == elements.size()) {
+      tensors[name] = {std::string(dtype), std::move(shape), elements};
+    } else if (elements.size() % (rows * width) == 0) {
+      tensors[name] = {std::string(dtype), {rows, elements.size() / width / rows}, elements};
+    } else {
+      tensors[name] = {std::string(kMaskDtype), {elements.size()}, elements};
+    }
+  };
+  const auto find_probe = [&](const std::string& name) {
+    return std::find_if(content.probes.begin(), content.probes.end(),
+                        [&](const Probe& probe) { return probe.name == name; });
+  };
+  const auto add_output = [&](const std::string& name, const std::string& probe_name,
+                              std::uint64_t rows, const std::vector<std::byte>& elements) {
+    const auto probe = find_probe(probe_name);
+    const bool known = probe != content.probes.end();
+    const FormatLayout& layout = layout_of(known ? probe->format : Format::kFp16);
+    const std::uint64_t of_a_row =
+        elements.size() / layout.bytes / std::max<std::uint64_t>(rows, 1);
+    add_rows(name, layout.dtype, layout.bytes, rows, {of_a_row}, elements);
+  };
+  for (const auto& [name, elements] : content.raw)
+    add_output("raw/" + name, name, content.raw_step.size(), elements);
+  add_list("operand_step", "I64", content.operand_step);
+  for (const auto& [name, elements] : content.outputs)
+    add_output("output/" + name, name, content.operand_step.size(), elements);
+  for (const auto& [probe_name, operands] : content.operands) {
+    const auto op = std::find_if(
+        content.operators.begin(), content.operators.end(), [&](const TracedOperator& item) {
+          return item.probe < ops && content.probes[item.probe].name == probe_name;
+        });
+    for (const auto& [name, elements] : operands) {
+      TracedOperand operand;
+      if (op != content.operators.end()) {
+        for (const TracedOperand& item : op->operands) {
+          if (item.name == name) operand = item;
+        }
+      }
+      const bool is_mask = name == kMaskName;
+      const FormatLayout& layout = layout_of(operand.format);
+      add_rows("operand/" + probe_name + "/" + name, is_mask ? kMaskDtype : layout.dtype,
+               is_mask ? 1 : layout.bytes, content.operand_step.size(),
+               {operand.rows, operand.columns}, elements);
+    }
   }
 
   std::map<std::string, std::string> metadata = {
@@ -114,6 +157,8 @@ std::vector<std::byte> serialize(const TraceContent& content, const std::string&
   }
   try {
     metadata["probes"] = probes.dump();
+    if (!content.operators.empty())
+      metadata["operators"] = operators_text(content.operators, content.probes);
     std::vector<std::byte> bytes = serialize_safetensors(metadata, tensors);
     Trace::parse(bytes, file);
     return bytes;

@@ -128,6 +128,18 @@ def _source_path(entry: dict) -> str | None:
     return "cpu" if "cpu" in entry["paths"] else next(iter(entry["paths"]), None)
 
 
+def _accumulators(entry: dict) -> dict[int, int]:
+    """Operators of the device that are accumulators of others: number of each, and of its operator."""
+    operators = entry["compute"]["operators"] if entry["compute"] else []
+    return {operator["accumulator_op"]: operator["op"] for operator in operators if operator["accumulator_op"] is not None}
+
+
+def _operator_names(entry: dict, trace: Trace) -> dict[int, str]:
+    """Names by operator number: probes, then accumulators."""
+    names = {op: probe.name for op, probe in enumerate(trace.probes)}
+    return names | {op: f"{names[owner]}/accumulator" for op, owner in _accumulators(entry).items()}
+
+
 def _trace_payload(out: Path, entry: dict, trace: Trace) -> dict:
     steps, probes = len(trace.step), len(trace.probes)
     max_abs = np.full((probes, steps), np.nan, "<f4")
@@ -143,12 +155,13 @@ def _trace_payload(out: Path, entry: dict, trace: Trace) -> dict:
         file = out / f"{trace.name}.{path}.records"
         records = read_records(file)
         column = np.searchsorted(trace.step, records["step"]).clip(max=steps - 1)
-        if np.any(records["op"] >= probes) or np.any(trace.step[column] != records["step"]):
+        if np.any(records["op"] >= probes + len(_accumulators(entry))) or np.any(trace.step[column] != records["step"]):
             raise ReportError(file, f"holds operators or steps that {entry['file']} does not have", _REPLAY_AGAIN)
-        cell = (records["op"], column)
-        max_abs[cell] = magnitudes(records["max_mag"], records["format"])
+        shown = records["op"] < probes  # accumulators have no row of their own
+        cell = (records["op"][shown], column[shown])
+        max_abs[cell] = magnitudes(records["max_mag"], records["format"])[shown]
         for target, field in ((flags, "flags"), (mode, "mode"), (risk, "risk"), (cause, "cause"), (nonfinite, "nonfinite_count")):
-            target[cell] = records[field]
+            target[cell] = records[field][shown]
         for target, name in ((baseline, "baseline"), (z, "z")):
             file = out / f"{trace.name}.{name}"
             if path != "cpu" or not file.exists():
@@ -156,10 +169,11 @@ def _trace_payload(out: Path, entry: dict, trace: Trace) -> dict:
             values = _read_array(file, np.dtype("<f8"))
             if len(values) != len(records):
                 raise ReportError(file, f"{len(values)} values for {len(records)} records", _REPLAY_AGAIN)
-            target[cell] = values
+            target[cell] = values[shown]
 
     limits = np.array([FORMATS[probe.format].max_value for probe in trace.probes], np.float32)
     went_bad = np.flatnonzero(nonfinite.any(axis=1))
+    owners = _accumulators(entry)
     first = entry["first_incident"]
     largest = np.nan_to_num(max_abs, nan=0.0).max(axis=1)
     payload = {
@@ -168,8 +182,8 @@ def _trace_payload(out: Path, entry: dict, trace: Trace) -> dict:
         "step": trace.step.tolist(),
         "probes": [{"name": probe.name, "kind": probe.kind, "format": probe.format, "shape": list(probe.shape),
                     "limit": float(limit), "raw": probe.name in trace.raw} for probe, limit in zip(trace.probes, limits)],
-        "default_op": first["op"] if first else int(np.argmax(largest / limits)),
-        "incidents": entry["incidents"],
+        "default_op": owners.get(first["op"], first["op"]) if first else int(np.argmax(largest / limits)),
+        "incidents": [incident for incident in entry["incidents"] if incident["op"] < probes],
         "hints": entry["host"]["hints"] if entry["host"] else [],
         "raw_windows": _windows(trace),
         # [P, S]: value of operator p at step index s
@@ -306,7 +320,7 @@ def _pair(entry: dict, comparison: dict) -> str:
     left, right = _text(comparison["left"]), _text(comparison["right"])
     if comparison["mismatches"]:
         return f"<b>{left}&thinsp;&ne;&thinsp;{right}</b>"
-    if not comparison["records"] and not comparison["events"]:
+    if not comparison["records"] and not comparison["events"] and not comparison["executions"]:
         # Records are compared with those of the first path; of two others the hosts: without events, hints and counts alone.
         if entry["mismatches"] or comparison["left"] == entry["comparisons"][0]["left"]:
             return f"{left}, {right} not compared"
@@ -528,7 +542,8 @@ def _host(entries: list[tuple[dict, Trace]]) -> str:
                          f"training loop was asked to do, {_count(len(asked), 'change')}</summary>" +
                          _table(["#step", "~from here on"], asked) + "</details>")
         if host["events"]:
-            events = [[f"{e['step']:,}", f"{e['op']}", _text(trace.probes[e["op"]].name), f"{e['old_mode']} &rarr; {e['new_mode']}"
+            names = _operator_names(entry, trace)
+            events = [[f"{e['step']:,}", f"{e['op']}", _text(names[e["op"]]), f"{e['old_mode']} &rarr; {e['new_mode']}"
                        if e["old_mode"] != e["new_mode"] else _text(e["new_mode"]), _text(e["cause"]), _flag_names(e["flags"]),
                        f"{e['risk']}"] for e in host["events"][:SHOWN_EVENTS]]
             rest = len(host["events"]) - len(events)

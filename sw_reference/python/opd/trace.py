@@ -26,7 +26,8 @@ from opd.file_kind import file_kind, is_foreign
 from opd.files import NotRegular, write_whole
 from opd.strict_json import JsonFault, parse_json
 from opd.texts import quoted
-from opd.trace_layout import COUNTS, KINDS, LABELS, MAX_PROBES, SERIES, VALUES
+from opd.trace_layout import COUNTS, KINDS, LABELS, MASK, MAX_PROBES, SERIES, VALUES
+from opd.traced_operators import OperatorFault, complete, read_operators
 
 MAX_HEADER_BYTES = 64 << 20
 
@@ -51,8 +52,9 @@ FORMATS = {
 DTYPE_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
                "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8}
 
-_TENSORS = ("step", *COUNTS, *VALUES, *SERIES, "raw_step")
+_TENSORS = ("step", *COUNTS, *VALUES, *SERIES, "raw_step", "operand_step")
 _NUMPY = {"I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
+_MASK_LAYOUT = FormatLayout("U8", np.dtype(np.uint8), np.float32(1))
 
 _REWRITE = "write the file with opd.trace or a safetensors library"
 _COPY_AGAIN = "the file is damaged or cut off: copy or capture it again"
@@ -84,7 +86,7 @@ class Probe:
 
 @dataclass
 class Trace:
-    """Content of a trace file. Absent optional members are None (raw: an empty dictionary)."""
+    """Content of a trace file. Absent optional members are None (dictionaries and lists: empty)."""
     name: str
     label: str
     probes: Sequence[Probe]
@@ -109,6 +111,12 @@ class Trace:
     loss_scale: np.ndarray | None = None
     raw_step: np.ndarray | None = None      # int64 [R]
     raw: dict[str, np.ndarray] = field(default_factory=dict)  # probe name -> [R, elements] in the probe's format
+    # How operators are computed: entries of docs/formats.md "Operators and operands"; read back with every default written out
+    operators: list[dict] = field(default_factory=list)
+    operand_step: np.ndarray | None = None  # int64 [R]
+    # probe name -> operand name -> [R, rows, columns] in the operand's format, a mask uint8
+    operands: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)  # probe name -> [R, elements] in the probe's format
 
     @staticmethod
     def read(path: str | os.PathLike) -> Trace:
@@ -148,20 +156,27 @@ class TraceWriter:
     """
 
     def __init__(self, name: str, label: str, probes: Sequence[Probe], *, model: str = "", framework: str = "",
-                 seed: str = "", manifest: dict | None = None):
+                 seed: str = "", manifest: dict | None = None, operators: Sequence[dict] = ()):
+        self._operators = list(operators)
         self._texts = dict(name=name, label=label, model=model, framework=framework, seed=seed, manifest=manifest or {})
         self._probes = list(probes)
         self._steps: list[int] = []
         self._members: dict[str, list] = {}
         self._raw_steps: list[int] = []
         self._raw: dict[str, list[np.ndarray]] = {}
+        self._operand_steps: list[int] = []
+        self._operands: dict[str, dict[str, list[np.ndarray]]] = {}
+        self._outputs: dict[str, list[np.ndarray]] = {}
 
-    def add_step(self, step: int, *, raw: Mapping[str, np.ndarray] | None = None, **members) -> None:
+    def add_step(self, step: int, *, raw: Mapping[str, np.ndarray] | None = None,
+                 operands: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+                 outputs: Mapping[str, np.ndarray] | None = None, **members) -> None:
         """One training step.
 
         members: max_abs and nonfinite, optionally saturated, subnormal, zero, min_abs, mean, var: P numbers each, in order of
         the probes; optionally loss, grad_norm, lr, loss_scale: one number each. raw: elements by probe name, any shape, in the
-        probe's format; the same probes at every step that has them. Raises TraceError.
+        probe's format; the same probes at every step that has them. operands: arrays [rows, columns] by probe and operand
+        name; outputs: elements by probe name; the same ones at every step that has operands. Raises TraceError.
         """
         where = f"step {step}"
         for member in members:
@@ -173,6 +188,9 @@ class TraceWriter:
         if raw and self._raw and raw.keys() != self._raw.keys():
             changed = ", ".join(sorted(raw.keys() ^ self._raw.keys()))
             self._fail(where, f"raw rows of {changed}: not in every step that has raw rows", "give the same probes each time")
+        operands = {probe: {name: np.array(values) for name, values in own.items()} for probe, own in (operands or {}).items()}
+        outputs = {probe: np.array(values).ravel() for probe, values in (outputs or {}).items()}
+        self._check_operands(where, operands, outputs)
         rows = {}
         formats = {probe.name: probe.format for probe in self._probes}
         for name, elements in (raw or {}).items():
@@ -195,6 +213,31 @@ class TraceWriter:
             self._raw.setdefault(name, []).append(row)
         if rows:
             self._raw_steps.append(operator.index(step))
+        for probe, own in operands.items():
+            for name, values in own.items():
+                self._operands.setdefault(probe, {}).setdefault(name, []).append(values)
+        for probe, values in outputs.items():
+            self._outputs.setdefault(probe, []).append(values)
+        if operands:
+            self._operand_steps.append(operator.index(step))
+
+    def _check_operands(self, where: str, operands: dict[str, dict[str, np.ndarray]], outputs: dict[str, np.ndarray]) -> None:
+        """What the steps before had: operands and outputs are stacked, and a step has all of them or none."""
+        given = {f"operand/{probe}/{name}": values for probe, own in operands.items() for name, values in own.items()}
+        given |= {f"output/{probe}": values for probe, values in outputs.items()}
+        before = {f"operand/{probe}/{name}": rows[0] for probe, own in self._operands.items() for name, rows in own.items()}
+        before |= {f"output/{probe}": rows[0] for probe, rows in self._outputs.items()}
+        if outputs and not operands:
+            self._fail(where, "outputs without operands", "give the operands of the operators as well")
+        if not given or not before:
+            return
+        if given.keys() != before.keys():
+            changed = ", ".join(sorted(given.keys() ^ before.keys()))
+            self._fail(where, f"{changed}: not in every step that has operands", "give the same operands each time")
+        for name, values in given.items():
+            if (values.shape, values.dtype) != (before[name].shape, before[name].dtype):
+                self._fail(where, f"{quoted(name)} changes from {before[name].dtype} {list(before[name].shape)} to {values.dtype} "
+                           f"{list(values.shape)}", "give the same shape and type each time")
 
     def finish(self) -> Trace:
         """The trace collected so far; it is validated when it is written."""
@@ -208,6 +251,12 @@ class TraceWriter:
         if self._raw:
             trace.raw_step = np.array(self._raw_steps, np.int64)
             trace.raw = {name: np.stack(rows) for name, rows in self._raw.items()}
+        trace.operators = self._operators
+        if self._operand_steps:
+            trace.operand_step = np.array(self._operand_steps, np.int64)
+            trace.operands = {probe: {name: np.stack(rows) for name, rows in own.items()}
+                              for probe, own in self._operands.items()}
+            trace.outputs = {probe: np.stack(rows) for probe, rows in self._outputs.items()}
         forward = np.array([probe.kind == "activation" for probe in self._probes], bool)
         bad = np.argwhere((trace.nonfinite > 0) & forward)
         if len(bad):
@@ -385,14 +434,16 @@ class _Reader:
         manifest = self.read_metadata()
         self.probes = self.read_probes()
         self.op_ids = {probe.name: op for op, probe in enumerate(self.probes)}
+        self.operators = self.read_operators()
         self.step = self.read_steps()
         statistics = self.read_statistics()
         series = self.read_series()
         raw_step, raw = self.read_raw()
+        operands = self.read_operands()
         texts = {key: self.metadata[key] for key in ("name", "label", "model", "framework", "seed")}
         first_bad_step, first_bad_op = self.read_first_bad(statistics["nonfinite"])
         return Trace(**texts, manifest=manifest, probes=self.probes, step=self.step, **statistics, **series,
-                     raw_step=raw_step, raw=raw, first_bad_step=first_bad_step, first_bad_op=first_bad_op)
+                     raw_step=raw_step, raw=raw, operators=list(self.operators.values()), **operands, first_bad_step=first_bad_step, first_bad_op=first_bad_op)
 
     def read_metadata(self) -> dict:
         if self.metadata.get("format") != "opd-trace":
@@ -461,7 +512,7 @@ class _Reader:
         return probes
 
     def require(self, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
-        field = f"tensor {quoted(name)}" if name.startswith("raw/") else name
+        field = f"tensor {quoted(name)}" if "/" in name else name
         tensor = self.tensors.get(name)
         if tensor is None:
             self.fail(field, "is missing", _CAPTURE)
@@ -469,9 +520,9 @@ class _Reader:
             self.fail(field, f"has dtype {tensor.dtype} instead of {dtype}", _CAPTURE)
         if tensor.shape != list(shape):
             self.fail(field, f"has shape {_shape_text(tensor.shape)} instead of {_shape_text(shape)}", _CAPTURE)
-        if not name.startswith("raw/"):
+        if "/" not in name:
             return np.frombuffer(tensor.data, _NUMPY[dtype]).reshape(shape).copy()  # a copy is aligned
-        element = next(row.numpy for row in FORMATS.values() if row.dtype == dtype)
+        element = next(row.numpy for row in (*FORMATS.values(), _MASK_LAYOUT) if row.dtype == dtype)
         return np.require(np.frombuffer(tensor.data, element).reshape(shape), requirements="A")
 
     def read_step_list(self, name: str) -> np.ndarray:
@@ -490,12 +541,24 @@ class _Reader:
 
     def read_steps(self) -> np.ndarray:
         for name in sorted(self.tensors):
-            is_raw = name.startswith("raw/")
-            if is_raw and name.removeprefix("raw/") not in self.op_ids:
-                self.fail(f"tensor {quoted(name)}", "is of no probe in the list", "add the probe or remove the tensor")
-            if not is_raw and name not in _TENSORS:
-                self.fail(f"tensor {quoted(name)}", "is not part of a trace", "correct its name or remove it")
+            self.check_tensor_name(name)
         return self.read_step_list("step")
+
+    def check_tensor_name(self, name: str) -> None:
+        field = f"tensor {quoted(name)}"
+        kind, slash, rest = name.partition("/")
+        if slash and kind == "raw":
+            if rest not in self.op_ids:
+                self.fail(field, "is of no probe in the list", "add the probe or remove the tensor")
+        elif slash and kind in ("operand", "output"):
+            probe, operand = (rest, None) if kind == "output" else rest.rpartition("/")[::2]
+            item = self.operators.get(probe)
+            if item is None:
+                self.fail(field, "is of no operator in operators", "add the operator or remove the tensor")
+            if kind == "operand" and operand not in item["operands"]:
+                self.fail(field, "is of no operand of that operator", "add the operand to operators or remove the tensor")
+        elif name not in _TENSORS:
+            self.fail(field, "is not part of a trace", "correct its name or remove it")
 
     def place(self, step_index: int, op: int) -> str:
         return f"step {self.step[step_index]}, probe {quoted(self.probes[op].name)}: "
@@ -550,16 +613,64 @@ class _Reader:
                               "leave loss_scale out, or record 1 where there is none")
         return series
 
+    def read_rows(self, name: str, what: str) -> np.ndarray:
+        rows = self.read_step_list(name)
+        for row in np.flatnonzero(~np.isin(rows, self.step))[:1]:
+            self.fail(f"{name}[{row}]", f"{rows[row]} is not in step", f"record the statistics of every step with {what}")
+        return rows
+
     def read_raw(self) -> tuple[np.ndarray | None, dict[str, np.ndarray]]:
         if not any(name.startswith("raw/") for name in self.tensors):
             if "raw_step" in self.tensors:
                 self.fail("raw_step", "is there, but no raw/ tensor is", "remove it")
             return None, {}
-        rows = self.read_step_list("raw_step")
-        for row in np.flatnonzero(~np.isin(rows, self.step))[:1]:
-            self.fail(f"raw_step[{row}]", f"{rows[row]} is not in step", "record the statistics of every step with raw rows")
+        rows = self.read_rows("raw_step", "raw rows")
         return rows, {probe.name: self.require(f"raw/{probe.name}", FORMATS[probe.format].dtype, [len(rows), probe.elements])
                       for probe in self.probes if f"raw/{probe.name}" in self.tensors}
+
+    def read_operands(self) -> dict:
+        """operand_step, operands and outputs, as members of Trace; empty where there is none."""
+        with_elements = []
+        for probe, item in self.operators.items():
+            names = [f"operand/{probe}/{name}" for name in item["operands"]]
+            present = [name in self.tensors for name in names]
+            if any(present) and not all(present):
+                self.fail(f"tensor {quoted(names[present.index(False)])}", "is missing while other operands of that operator are "
+                          "there", "record all operands of an operator or none")
+            if any(present):
+                with_elements.append(probe)
+            elif f"output/{probe}" in self.tensors:
+                self.fail(f"tensor {quoted(f'output/{probe}')}", "is there, but no operand of that operator is",
+                          "record its operands or remove it")
+        if not with_elements:
+            if "operand_step" in self.tensors:
+                self.fail("operand_step", "is there, but no operand/ tensor is", "remove it")
+            return {}
+        rows = self.read_rows("operand_step", "operands")
+        operands, outputs = {}, {}
+        for probe in with_elements:
+            operands[probe] = {}
+            for name, operand in self.operators[probe]["operands"].items():
+                layout = _MASK_LAYOUT if name == MASK else FORMATS[operand["format"]]
+                values = self.require(f"operand/{probe}/{name}", layout.dtype, [len(rows), *operand["shape"]])
+                if name == MASK:
+                    for at in np.argwhere(values > 1)[:1]:
+                        self.fail(f"tensor {quoted(f'operand/{probe}/{name}')}", f"step {rows[at[0]]}: {values[tuple(at)]} is "
+                                  "neither 0 nor 1", "write 0 for a hidden element, 1 for one that counts")
+                operands[probe][name] = values
+            if f"output/{probe}" in self.tensors:
+                item = self.probes[self.op_ids[probe]]
+                outputs[probe] = self.require(f"output/{probe}", FORMATS[item.format].dtype, [len(rows), item.elements])
+        return {"operand_step": rows, "operands": operands, "outputs": outputs}
+
+    def read_operators(self) -> dict[str, dict]:
+        """The entries of operators by the names of their probes, in the order of the file, with every default written out."""
+        if "operators" not in self.metadata:
+            return {}
+        try:
+            return read_operators(self.metadata["operators"], self.probes, tuple(FORMATS))
+        except OperatorFault as fault:
+            self.fail(*fault.args)
 
     def read_first_bad(self, nonfinite: np.ndarray) -> tuple[int | None, str | None]:
         step_text, op = self.metadata.get("first_bad_step"), self.metadata.get("first_bad_op")
@@ -596,6 +707,14 @@ def _canonical(value) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def _completed(item):
+    """The entry as the reader gives it; what no reader takes stays as it is, and the reader names it."""
+    try:
+        return complete(item)
+    except (TypeError, ValueError, LookupError, OverflowError):
+        return item
+
+
 def _serialize(trace: Trace, file: str) -> bytes:
     """The bytes of a trace file. Types are converted here only where nothing is lost; the reader checks everything else."""
     def fail(field, wrong, remedy):
@@ -622,6 +741,11 @@ def _serialize(trace: Trace, file: str) -> bytes:
     for probe in trace.probes:
         if probe.format not in FORMATS:
             fail("probes", f"{quoted(str(probe.format))} is not a format", f"use {_choice(tuple(FORMATS))}")
+    if trace.operators:
+        try:
+            metadata["operators"] = _canonical([_completed(item) for item in trace.operators])
+        except (TypeError, ValueError, RecursionError):
+            fail("operators", "is not a list of operators", "give dictionaries of texts, whole and finite numbers")
     for text in metadata.values():
         if re.search("[\ud800-\udfff]", text):
             fail("__metadata__", "holds text that is not UTF-8", "use UTF-8 names and texts")
@@ -645,6 +769,14 @@ def _serialize(trace: Trace, file: str) -> bytes:
         if rows.dtype != FORMATS[formats[name]].numpy:
             fail(field, f"has type {rows.dtype} instead of {FORMATS[formats[name]].numpy}", "give elements in the probe's format")
         arrays[f"raw/{name}"] = np.ascontiguousarray(rows)
+    elements = {f"operand/{probe}/{name}": values for probe, operands in trace.operands.items()
+                for name, values in operands.items()} | {f"output/{probe}": values for probe, values in trace.outputs.items()}
+    stored = [np.dtype(np.uint8), *(layout.numpy for layout in FORMATS.values())]
+    for name, values in elements.items():  # which of these types it must be, the reader says
+        values = np.asarray(values)
+        if values.dtype not in stored:
+            fail(f"tensor {quoted(name)}", f"has type {values.dtype}", "give elements in its format, of a mask uint8")
+        arrays[name] = np.ascontiguousarray(values)
 
     specs = {name: safetensors.TensorSpec(dtype=array.dtype.name, shape=array.shape, data_ptr=array.ctypes.data,
                                           data_len=array.nbytes) for name, array in arrays.items()}

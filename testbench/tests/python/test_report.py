@@ -74,8 +74,9 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
         "paths": ["rtl", "systemc", "cpu"], "paths_skipped": {"cuda": "no <CUDA> device"},
         "records_compared": len(records), "beats_compared": 12345, "cycles_compared": 67890, "events_compared": 246,
         "mismatches": 0, "verdict": "equal",
-        "comparisons": [{"left": "rtl", "right": other, "records": len(records), "events": 246, "mismatches": 0} for other in ("systemc", "cpu")],
-        "lead_steps": 8, "first_incident": incident, "incidents": [incident],
+        "comparisons": [{"left": "rtl", "right": other, "records": len(records), "events": 246, "executions": 0, "mismatches": 0}
+                        for other in ("systemc", "cpu")],
+        "compute": None, "lead_steps": 8, "first_incident": incident, "incidents": [incident],
         "detection": {"probe_steps": len(records), "alarms": 4321, "alarms_per_1000": 17.25, "records_with_alarm_flags": 9,
                       "downshifts": 2, "flags": {flag.name: int(flag) for flag in Flag}},
         "engines": [{"name": "forecast", **engine},
@@ -300,16 +301,16 @@ def test_a_path_that_was_asked_for_and_did_not_run(replay):
 def test_pairs_beside_a_mismatch_say_what_was_compared(replay):
     """A mismatch of pins stops the run: the others are compared up to there, or not at all."""
     replay.entry.update(mismatches=1, verdict="mismatch", first_divergence={"text": "x"}, comparisons=[
-        {"left": "rtl", "right": "systemc", "records": 7, "events": 0, "mismatches": 1},
-        {"left": "rtl", "right": "cpu", "records": 7, "events": 0, "mismatches": 0},
-        {"left": "rtl", "right": "systemc-lt", "records": 0, "events": 0, "mismatches": 0}])
+        {"left": "rtl", "right": "systemc", "records": 7, "events": 0, "executions": 0, "mismatches": 1},
+        {"left": "rtl", "right": "cpu", "records": 7, "events": 0, "executions": 0, "mismatches": 0},
+        {"left": "rtl", "right": "systemc-lt", "records": 0, "events": 0, "executions": 0, "mismatches": 0}])
     words = Page(replay.write()).words
     assert "rtl \u2260 systemc , rtl = cpu in 7 records, rtl, systemc-lt not compared" in words, words[words.index("rtl \u2260"):][:90]
 
 
 def test_pairs_whose_hosts_alone_are_compared(replay):
     """Records are compared with those of the first path; without an event the hosts still agree in hints and counts."""
-    replay.entry["comparisons"].append({"left": "systemc", "right": "cpu", "records": 0, "events": 0, "mismatches": 0})
+    replay.entry["comparisons"].append({"left": "systemc", "right": "cpu", "records": 0, "events": 0, "executions": 0, "mismatches": 0})
     words = Page(replay.write()).words
     assert "systemc = cpu (hints, counts)" in words and "not compared" not in words
 

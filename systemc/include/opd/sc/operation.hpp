@@ -5,14 +5,16 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "opd/sc/format.hpp"
-#include "opd/types/record.hpp"
+#include "opd/types/computation.hpp"
+#include "opd/types/device.hpp"
 
 namespace opd::sc {
 
-/// One execution of an operator: the elements of its output, or a statistic of an output that never
-/// passes the tap.
+/// One execution of an operator: the recorded elements of its output, a statistic of an output that
+/// never passes the tap, or a computation.
 struct Operation {
   OpDescriptor descriptor;
   /// Packed, little endian, in the descriptor's format. Valid until the operation's completion.
@@ -21,6 +23,14 @@ struct Operation {
   std::optional<TapSummary> statistic;
   /// The caller's own; it comes back with the completion.
   std::uint64_t tag = 0;
+  /// If set, the unit computes the elements, in the mode read at issue; `elements` and `statistic`
+  /// are unset, and its operands are valid until the operator is issued. The descriptor has the
+  /// operator's own format; the beats carry that of the mode's output.
+  std::optional<Computation> computation;
+  /// If set, the statistic of the accumulators follows by the sideband as a completion of this
+  /// operator, of the descriptor's step, with a tag of its own. Only of a kernel that accumulates.
+  std::optional<std::uint16_t> accumulator_op;
+  std::uint64_t accumulator_tag = 0;
 };
 
 /// What a source answers when it is asked for the next operation.
@@ -37,10 +47,22 @@ using OperationSource = std::function<SourceAnswer(Operation&)>;
 /// One operation is written back. Cycles are edge numbers, 0 = the first rising edge after reset.
 ///   issue_cycle     : the edge at which the operation's mode was read
 ///   last_beat_cycle : the edge that sampled its last beat, or accepted its statistic
-///   mode_at_issue   : its mode register when it was issued; the elements are the operation's own
-///                     in every mode
+///   mode_at_issue   : its mode register when it was issued. A recorded operation has its own
+///                     elements in every mode; a computed one ran in this mode, which CONTROL of
+///                     the unit's registers may have forced
 using CompletionCallback = std::function<void(std::uint64_t tag, std::uint64_t issue_cycle,
                                               std::uint64_t last_beat_cycle, Mode mode_at_issue)>;
+
+/// A computed operator was issued: what ran, what came out, what it takes. Valid during the call;
+/// its completion follows when the last beat is written back.
+using ExecutionCallback =
+    std::function<void(std::uint64_t tag, std::uint64_t issue_cycle, const Execution&)>;
+
+/// Names what is wrong with a computed operation, and the remedy; empty when it can be computed.
+std::optional<std::string> operation_error(const Operation& operation);
+
+/// The accumulators' completion of a computed operation.
+Statistic accumulator_statistic(const Operation& operation, const Execution& execution);
 
 /// Bytes of one element. An unknown format has no elements; its bytes are moved one per lane.
 constexpr std::size_t element_bytes(Format format) {

@@ -41,6 +41,13 @@ struct TraceContent {
   std::vector<std::int64_t> raw_step;  ///< optional
   /// By probe name: raw_step.size() rows of elements
   std::map<std::string, std::vector<std::byte>> raw;
+
+  std::vector<TracedOperator> operators;   ///< optional; has_elements is not used
+  std::vector<std::int64_t> operand_step;  ///< optional
+  /// By probe and operand name: operand_step.size() rows of elements, of a mask bytes
+  std::map<std::string, std::map<std::string, std::vector<std::byte>>> operands;
+  /// By probe name: operand_step.size() rows of elements
+  std::map<std::string, std::vector<std::byte>> outputs;
 };
 
 /// The bytes of a trace file. `file` is the name that errors carry. Throws TraceError when the

@@ -4,11 +4,11 @@
 #include <string_view>
 #include <vector>
 
-namespace opd::tb {
+namespace opd::trace {
 
 /// "did you mean NAME?" when a known name is near, else `otherwise`. `known` is not empty.
 [[nodiscard]] std::string suggestion(std::string_view name,
                                      const std::vector<std::string_view>& known,
                                      std::string_view otherwise);
 
-}  // namespace opd::tb
+}  // namespace opd::trace

@@ -1,11 +1,9 @@
-#include "suggestion.hpp"
-
-#include <fmt/format.h>
+#include "opd/trace/suggestion.hpp"
 
 #include <algorithm>
 #include <numeric>
 
-namespace opd::tb {
+namespace opd::trace {
 namespace {
 
 /// Insertions, deletions and replacements that turn one name into the other.
@@ -35,7 +33,7 @@ std::string suggestion(std::string_view name, const std::vector<std::string_view
   });
   if (edit_distance(name, *nearest) > std::max<std::size_t>(2, nearest->size() / 3))
     return std::string(otherwise);
-  return fmt::format("did you mean {}?", *nearest);
+  return "did you mean " + std::string(*nearest) + "?";
 }
 
-}  // namespace opd::tb
+}  // namespace opd::trace
