@@ -1,0 +1,280 @@
+#pragma once
+// Runs one job with the operators of this instruction set: operands are decoded row by row, the
+// operator works in binary32, the result is cast to the output. Included by one source file per
+// instruction set; nothing of the standard library that could be shared with another is used.
+#include "job.hpp"
+#include "opd/reference/compute/operators.hpp"
+
+namespace opd::ref::lanes::inline OPD_LANES_ISA {
+
+#if defined(OPD_LANES_AVX2)
+using Vector = F8;
+#else
+using Vector = float;
+#endif
+
+inline constexpr std::uint64_t kChunk =
+    1024;  ///< elements of an element-wise pass, in the L1 cache
+
+inline std::uint64_t element_bytes(Format format) { return layout_of(format).bytes(); }
+
+/// Row r of an operand, which repeats its rows.
+inline const std::byte* row_of(const Operand& operand, std::uint64_t r, std::uint64_t bytes) {
+  return operand.elements.data() + r % operand.rows * operand.columns * bytes;
+}
+
+/// Casts results to the output.
+inline void append(Job& job, const float* results, std::uint64_t count) {
+  encode_row<Vector>(job.status.format, job.status.saturating, results, count, job.staging);
+  job.append(job, count * element_bytes(job.status.format));
+}
+
+inline void add(JobWrites& to, const Writes& from) {
+  to.largest = from.largest > to.largest ? from.largest : to.largest;
+  to.count += from.count;
+  to.nonfinite += from.nonfinite;
+}
+
+/// Divides by 2^shift in place.
+inline void compress(float* values, std::uint64_t count, int shift) {
+  std::uint64_t k = 0;
+  if (shift == 0) return;
+  for (; k + Of<Vector>::kLanes <= count; k += Of<Vector>::kLanes) {
+    store(values + k, scaled_by(load<Vector>(values + k), -shift));
+  }
+  for (; k < count; ++k) values[k] = scaled_by(values[k], -shift);
+}
+
+template <class Op>
+void run_elementwise(Job& job) {
+  const Computation& c = job.computation;
+  bool flat = true;
+  for (const Operand& operand : c.operands) {
+    flat = flat && (operand.elements.empty() || operand.rows == c.rows);
+  }
+  const std::uint64_t rows = flat ? 1 : c.rows;
+  const std::uint64_t columns = flat ? std::uint64_t{c.rows} * c.columns : c.columns;
+  alignas(32) float value[kMaxOperands][kChunk] = {};
+  alignas(32) float result[kChunk];
+  const Vector attribute = every<Vector>(c.attribute);
+  for (std::uint64_t r = 0; r < rows; ++r) {
+    for (std::uint64_t first = 0; first < columns; first += kChunk) {
+      const std::uint64_t count = columns - first < kChunk ? columns - first : kChunk;
+      for (std::size_t i = 0; i < kMaxOperands; ++i) {
+        const Operand& operand = c.operands[i];
+        if (operand.elements.empty()) continue;
+        const std::uint64_t bytes = element_bytes(operand.format);
+        decode_row<Vector>(operand.format, row_of(operand, r, bytes) + first * bytes, count,
+                           value[i]);
+      }
+      for (std::uint64_t k = 0; k < count; k += Of<Vector>::kLanes) {
+        store(result + k, Op::apply(load<Vector>(value[0] + k), load<Vector>(value[1] + k),
+                                    load<Vector>(value[2] + k), attribute));
+      }
+      append(job, result, count);
+    }
+  }
+}
+
+template <class Op, AccumulatorFormat kA, class V>
+void run_rows_as(Job& job) {
+  const Computation& c = job.computation;
+  const bool reduction = traits_of(c.kernel).shape == KernelShape::kRowReduction;
+  const bool masked = traits_of(c.kernel).operands[1] == "mask" && c.has(1);
+  const std::size_t stride = c.columns + kRowPadding;
+  float* const operand_row[kMaxOperands] = {job.scratch, job.scratch + stride,
+                                            job.scratch + 2 * stride};
+  float* const result = job.scratch + 3 * stride;
+  Row row{.x = operand_row[0],
+          .second = c.has(1) && !masked ? operand_row[1] : nullptr,
+          .third = c.has(2) ? operand_row[2] : nullptr,
+          .columns = c.columns,
+          .lanes = job.lanes,
+          .attribute = c.attribute,
+          .shift = job.shift[0]};
+  Watch<kA, V> watch;
+  for (std::uint32_t r = 0; r < c.rows; ++r) {
+    for (std::size_t i = 0; i < kMaxOperands; ++i) {
+      const Operand& operand = c.operands[i];
+      if (operand.elements.empty() || (r > 0 && operand.rows == 1)) continue;
+      if (i == 1 && masked) {
+        // Copied, so that a whole vector can be read.
+        auto* mask = reinterpret_cast<std::uint8_t*>(operand_row[1]);
+        __builtin_memcpy(mask, row_of(operand, r, 1), c.columns);
+        row.mask = mask;
+        continue;
+      }
+      decode_row<Vector>(operand.format, row_of(operand, r, element_bytes(operand.format)),
+                         c.columns, operand_row[i]);
+      compress(operand_row[i], c.columns, job.shift[i]);
+    }
+    row.result = reduction ? result + r : result;
+    if constexpr (Of<V>::kLanes > 1) {
+      Watch<kA, V> trial = watch;
+      Op::template row<kA, V>(row, trial);
+      if (trial.nonfinite) {
+        Watch<kA, float> lane_by_lane;
+        Op::template row<kA, float>(row, lane_by_lane);
+        add(job.writes, lane_by_lane.writes);
+      } else {
+        watch = trial;
+      }
+    } else {
+      Op::template row<kA, V>(row, watch);
+    }
+    if (!reduction) append(job, result, c.columns);
+  }
+  if (reduction) append(job, result, c.rows);
+  add(job.writes, writes_of(watch));
+}
+
+template <class Op>
+void run_rows(Job& job) {
+  with_accumulator(job.status.accumulator, [&job]<AccumulatorFormat kA>() {
+#if defined(OPD_LANES_AVX2)
+    if (has_vector_sum(job.lanes)) return run_rows_as<Op, kA, F8>(job);
+#endif
+    run_rows_as<Op, kA, float>(job);
+  });
+}
+
+/// One output lane by lane.
+template <AccumulatorFormat kA>
+float single_dot(Job& job, const float* a, const float* b) {
+  Watch<kA, float> watch;
+  const Scalar<kA> sum = dot<kA>(a, b, job.computation.depth, watch);
+  add(job.writes, watch.writes);
+  return expanded<kA>(sum, job.shift[0] + job.shift[1]);
+}
+
+#if defined(OPD_LANES_AVX2)
+/// kRows rows of a with eight columns, whose depths lie side by side in `panel`.
+template <AccumulatorFormat kA, unsigned kRows>
+void dot_block(Job& job, const float* a, const float* b, const float* panel, unsigned columns,
+               float* result, std::uint64_t result_stride) {
+  const std::uint32_t depth = job.computation.depth;
+  Accumulator<kA, F8> accumulator[kRows];
+  Watch<kA, F8> watch[kRows];
+  for (auto& one : accumulator) one.clear();
+  for (std::uint32_t k = 0; k < depth; ++k) {
+    const F8 w = load<F8>(panel + 8 * k);
+#pragma GCC unroll 4
+    for (unsigned r = 0; r < kRows; ++r) {
+      accumulator[r].take_product(every<F8>(a[std::uint64_t{r} * depth + k]), w);
+      watch[r].see(accumulator[r]);
+    }
+  }
+  for (unsigned r = 0; r < kRows; ++r) {
+    alignas(32) Scalar<kA> sum[8];
+    double largest[8];
+    if constexpr (kA == AccumulatorFormat::kFp64) {
+      _mm256_store_pd(sum, accumulator[r].s.low);
+      _mm256_store_pd(sum + 4, accumulator[r].s.high);
+      _mm256_storeu_pd(largest, watch[r].largest.low);
+      _mm256_storeu_pd(largest + 4, watch[r].largest.high);
+    } else {
+      _mm256_store_ps(sum, accumulator[r].a.v);
+      const D8 wide = widen(value_of(watch[r].largest));
+      _mm256_storeu_pd(largest, wide.low);
+      _mm256_storeu_pd(largest + 4, wide.high);
+    }
+    for (unsigned j = 0; j < columns; ++j) {
+      float& out = result[r * result_stride + j];
+      if (finite(sum[j])) {
+        add(job.writes, {largest[j], depth, 0});
+        out = expanded<kA>(sum[j], job.shift[0] + job.shift[1]);
+      } else {
+        out = single_dot<kA>(job, a + std::uint64_t{r} * depth, b + std::uint64_t{j} * depth);
+      }
+    }
+  }
+}
+#endif
+
+/// All dot products of one batch: a [rows, depth], b [columns, depth].
+template <AccumulatorFormat kA>
+void all_dots(Job& job, const float* a, const float* b, float* panel, float* result) {
+  const Computation& c = job.computation;
+  const std::uint64_t depth = c.depth;
+#if defined(OPD_LANES_AVX2)
+  for (std::uint32_t first = 0; first < c.columns; first += 8) {
+    const unsigned columns = c.columns - first < 8 ? c.columns - first : 8;
+    const float* block = b + first * depth;
+    for (std::uint64_t k = 0; k < depth; ++k) {
+      for (unsigned j = 0; j < 8; ++j) panel[8 * k + j] = j < columns ? block[j * depth + k] : 0;
+    }
+    std::uint32_t r = 0;
+    for (; r + 4 <= c.rows; r += 4) {
+      dot_block<kA, 4>(job, a + r * depth, block, panel, columns,
+                       result + std::uint64_t{r} * c.columns + first, c.columns);
+    }
+    for (; r < c.rows; ++r) {
+      dot_block<kA, 1>(job, a + r * depth, block, panel, columns,
+                       result + std::uint64_t{r} * c.columns + first, c.columns);
+    }
+  }
+#else
+  (void)panel;
+  for (std::uint32_t r = 0; r < c.rows; ++r) {
+    for (std::uint32_t j = 0; j < c.columns; ++j) {
+      result[std::uint64_t{r} * c.columns + j] = single_dot<kA>(job, a + r * depth, b + j * depth);
+    }
+  }
+#endif
+}
+
+template <class Op>
+void run_matrix(Job& job) {
+  const Computation& c = job.computation;
+  const std::uint64_t a_count = std::uint64_t{c.rows} * c.depth;
+  const std::uint64_t b_count = std::uint64_t{c.columns} * c.depth;
+  float* const a = job.scratch;
+  float* const b = a + a_count;
+  float* const panel = b + b_count;
+  float* const bias = panel + 8 * std::uint64_t{c.depth};
+  float* const result = bias + c.columns;
+  const std::uint64_t output_count = std::uint64_t{c.rows} * c.columns;
+  if (c.has(2)) {
+    decode_row<Vector>(c.operands[2].format, c.operands[2].elements.data(), c.columns, bias);
+  }
+  for (std::uint32_t batch = 0; batch < c.batch; ++batch) {
+    const auto fetch = [&](std::size_t i, std::uint64_t count, float* to) {
+      const Operand& operand = c.operands[i];
+      decode_row<Vector>(operand.format,
+                         operand.elements.data() + batch * count * element_bytes(operand.format),
+                         count, to);
+      compress(to, count, job.shift[i]);
+    };
+    fetch(0, a_count, a);
+    fetch(1, b_count, b);
+    with_accumulator(job.status.accumulator,
+                     [&]<AccumulatorFormat kA>() { all_dots<kA>(job, a, b, panel, result); });
+    for (std::uint64_t k = 0; k < output_count; ++k) {
+      result[k] = Op::write_back(result[k], c.has(2) ? bias + k % c.columns : nullptr, c.attribute);
+    }
+    append(job, result, output_count);
+  }
+}
+
+/// The way to run an operator, by the shape of its kernel.
+template <class Op>
+struct RunOf {
+  static constexpr void (*choose())(Job&) {
+    constexpr KernelShape kShape = traits_of(Op::kKernel).shape;
+    if constexpr (kShape == KernelShape::kElementwise) {
+      return &run_elementwise<Op>;
+    } else if constexpr (kShape == KernelShape::kMatrix) {
+      return &run_matrix<Op>;
+    } else {
+      return &run_rows<Op>;
+    }
+  }
+  static constexpr auto kValue = choose();
+};
+
+inline void run(Job& job) {
+  static constexpr auto kRun = table_of<RunOf, void (*)(Job&)>(kOperatorIndices);
+  kRun[static_cast<std::size_t>(job.computation.kernel)](job);
+}
+
+}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
