@@ -141,7 +141,13 @@ class VectorUnit : public sc_core::sc_module {
   struct Running {
     Slot beat;                    ///< what its next beat carries
     std::uint64_t next_edge = 0;  ///< at which that beat enters the last stage
-    std::size_t next_byte = 0;    ///< of outputs_.back()
+    std::size_t next_byte = 0;    ///< of outputs_.back().elements
+  };
+
+  /// What a computed operator puts out.
+  struct Output {
+    std::vector<std::byte> elements;
+    std::optional<Statistic> accumulators;
   };
 
   struct Context {
@@ -154,7 +160,6 @@ class VectorUnit : public sc_core::sc_module {
     /// The operator has been selected and waits for the sideband: a statistic, or a computed one
     /// whose accumulators follow.
     bool statistic_issued = false;
-    std::optional<Statistic> accumulators;  ///< of the computed operator in the lanes
   };
 
   void on_clock_();
@@ -191,13 +196,13 @@ class VectorUnit : public sc_core::sc_module {
   Operation selected_operation_;  ///< of selected_, when it is computed
   std::optional<Running> running_;
   std::uint64_t lanes_free_ =
-      0;                 ///< first edge that may issue: a computed operator has them before
-  Execution execution_;  ///< of the operator issued last; its memory is used again
-  std::deque<std::vector<std::byte>> outputs_;  ///< with beats on their way, oldest first
-  std::vector<std::optional<Slot>> lanes_;      ///< ring of lane_latency stages
-  std::size_t lane_ = 0;                        ///< stage that leaves at the coming edge
-  std::optional<Slot> bus_;                     ///< on beat_*
-  std::optional<Slot> sideband_;                ///< on stat_*
+      0;                        ///< first edge that may issue: a computed operator has them before
+  Execution execution_;         ///< of the operator issued last; its memory is used again
+  std::deque<Output> outputs_;  ///< with beats on their way, oldest first
+  std::vector<std::optional<Slot>> lanes_;  ///< ring of lane_latency stages
+  std::size_t lane_ = 0;                    ///< stage that leaves at the coming edge
+  std::optional<Slot> bus_;                 ///< on beat_*
+  std::optional<Slot> sideband_;            ///< on stat_*
 
   unsigned held_operators_ = 0;   ///< operators in contexts
   unsigned slots_in_flight_ = 0;  ///< in selected_, lanes_ and bus_
