@@ -11,9 +11,11 @@
 #include <random>
 #include <utility>
 
+#include "computing_bench.hpp"
 #include "opd/reference/byte_sum.hpp"
 #include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
+#include "opd/sc/lane_processor.hpp"
 #include "opd/trace/whole_file.hpp"
 #include "opd/trace/writer.hpp"
 #include "paths/cpu_path.hpp"
@@ -250,12 +252,51 @@ trace::Trace large_tensors() {
   return trace::Trace::parse(trace::serialize(content, content.name), content.name);
 }
 
+/// FP16 softmax, LayerNorm and RMSNorm with gain and bias, rows of 1024, in FAST.
+void bench_computing(Table& table, ComputingBench& bench) {
+  constexpr std::uint32_t kRows = 1024, kColumns = 1024;
+  const std::vector<std::byte> elements = ordinary_elements(std::size_t{kRows} * kColumns * 2);
+  const auto row = std::span(elements).first(kColumns * 2);
+  for (const Kernel kernel : {Kernel::kSoftmax, Kernel::kLayerNorm, Kernel::kRmsNorm}) {
+    const KernelTraits& traits = traits_of(kernel);
+    Computation computation{.kernel = kernel,
+                            .rows = kRows,
+                            .columns = kColumns,
+                            .attribute = static_cast<float>(traits.attribute_default)};
+    computation.operands[0] = {elements, Format::kFp16, kRows, kColumns};
+    for (std::size_t i = 1; kernel != Kernel::kSoftmax && i < kMaxOperands; ++i) {
+      if (!traits.operands[i].empty()) computation.operands[i] = {row, Format::kFp16, 1, kColumns};
+    }
+    const ComputingBench::Speed accurate = bench.cycle_accurate(computation, 4);
+    table.goal_row(fmt::format("computing vector unit, {}, beats of its lanes", traits.name),
+                   static_cast<double>(accurate.lane_beats) / accurate.seconds / 1e6, "M beats/s",
+                   0.5);
+    say("  {:<44} {:>22}\n", "  in beats written back",
+        fmt::format("{:.3g} M beats/s",
+                    static_cast<double>(accurate.output_beats) / accurate.seconds / 1e6));
+    say("  {:<44} {:>22}\n", "  in clock cycles",
+        fmt::format("{:.3g} M cycles/s",
+                    static_cast<double>(accurate.cycles) / accurate.seconds / 1e6));
+    constexpr unsigned kCount = 16;
+    const double lt = best_of_five([&] { bench.loosely_timed(computation, kCount); }) / kCount;
+    const sc::LaneProcessor lanes;
+    Execution execution;
+    const double alone =
+        best_of_five([&] { lanes.execute(computation, Mode::kFast, {}, execution); });
+    const double count = static_cast<double>(computation.output_elements()) / 1e6;
+    table.row(fmt::format("computing vector unit, loosely timed, {}", traits.name), count / lt,
+              "M elements/s", "its lanes alone", count / alone, alone / lt, 0);
+  }
+}
+
 void bench_models(Table& table, const BenchOptions& options) {
   const DeviceParameters device = rtl_parameters();
+  ComputingBench computing(device);  // elaborated with the simulation, before anything runs
   const std::vector<CycleInput> stimulus = device_stimulus(device);
   const double rtl = measure_rtl_speed(stimulus, options.seconds) / 1e6;
   table.goal_row("rtl, Verilated, 512-bit beats", rtl, "M beats/s", 5);
   Simulation simulation({.device = device});
+  bench_computing(table, computing);
   std::vector<trace::Trace> traces;
   traces.push_back(large_tensors());
   for (const auto& file : options.traces) traces.push_back(trace::Trace::read(file));
