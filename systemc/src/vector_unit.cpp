@@ -168,6 +168,8 @@ void VectorUnit::drive_sideband_(std::uint64_t now) {
 }
 
 void VectorUnit::issue_(std::uint64_t now) {
+  if (second_mode_of_)
+    contexts_[*std::exchange(second_mode_of_, std::nullopt)].second_mode = mode.read();
   if (selected_ && selected_->is_computed) {
     compute_(now);
   } else if (selected_) {
@@ -190,8 +192,10 @@ void VectorUnit::compute_(std::uint64_t now) {
   Slot slot = *std::exchange(selected_, std::nullopt);
   --slots_in_flight_;
   const Computation& computation = *selected_operation_.computation;
-  processor_.execute(computation, registers_.mode_at_issue(mode.read()), registers_.settings(),
-                     execution_);
+  const Mode second =
+      std::exchange(contexts_[slot.stream].second_mode, std::nullopt).value_or(Mode::kFast);
+  processor_.execute(computation, registers_.mode_at_issue(std::max(mode.read(), second)),
+                     registers_.settings(), execution_);
   registers_.executed(computation.kernel, execution_.status);
   const std::uint64_t clocks = execution_.cost.cycles;
   ++counts_.executions;
@@ -238,6 +242,11 @@ void VectorUnit::select_(std::uint64_t now) {
 
   Context& context = contexts_[*stream];
   const Operation& operation = *context.operation;
+  if (operation.second_mode_op && !context.second_mode) {
+    mode_op.write(*operation.second_mode_op);
+    second_mode_of_ = stream;
+    return;
+  }
   Slot slot;
   slot.stream = *stream;
   slot.descriptor = operation.descriptor;
@@ -320,6 +329,7 @@ void VectorUnit::reset_() {
   selected_.reset();
   bus_.reset();
   sideband_.reset();
+  second_mode_of_.reset();
   running_.reset();
   outputs_.clear();
   lanes_free_ = 0;

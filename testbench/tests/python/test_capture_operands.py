@@ -21,6 +21,8 @@ PACKAGES = ROOT / "sw_reference" / "python"
 from opd.capture import Capture, CaptureError, cli, read_journal, recover  # noqa: E402
 from opd.capture import operands as operands_module  # noqa: E402
 from opd.capture.journal import OPERANDS, read_records  # noqa: E402
+from opd.compute import compute  # noqa: E402
+from opd.evaluate.reference import ReferenceMissing, module  # noqa: E402
 from opd.trace import FORMATS, Trace  # noqa: E402
 from test_capture import Gpt  # noqa: E402
 from torch import nn  # noqa: E402
@@ -774,6 +776,57 @@ def test_the_window_of_the_sum_of_squares():
     sums = (double(trace.operands["norm"]["x"]) ** 2).sum(-1)
     assert np.array_equal(np.isinf(double(trace.outputs[name])), sums > 65520) and (sums > 65520)[-1].any()
     assert np.array_equal((trace.outputs["norm"].reshape(*sums.shape, -1) == 0).all(-1), sums > 65520)  # finite, and wrong
+
+
+@pytest.fixture(scope="module")
+def unit():
+    """The reference of the computing unit: (trace, probe, row, mode, **settings) -> output as float64, and its bits."""
+    try:
+        module()
+    except ReferenceMissing as missing:
+        pytest.skip(str(missing))
+
+    def run(trace: Trace, probe: str, row: int, mode: str, **settings) -> tuple[np.ndarray, np.ndarray]:
+        item = operator(trace, probe)
+        own = {key: rows[row] for key, rows in trace.operands[probe].items()}
+        if item["kernel"] == "matmul":
+            own = {key: values.reshape(item["batch"], -1, item["depth"]) for key, values in own.items()}
+        attribute = {key: item[key] for key in ("factor", "epsilon") if key in item}
+        form = next(p.format for p in trace.probes if p.name == probe)
+        made = compute(item["kernel"], mode, own, form, **attribute, **settings).output.ravel()
+        return double(made), made.view(np.uint16) if made.itemsize == 2 else made
+    return run
+
+
+def test_fast_overflows_where_pytorch_did_and_the_others_do_not(unit):
+    for window, probe in (("qk_window", "block.2.attn.qk"), ("squares_window", "norm.squares")):
+        trace = Trace.read(WINDOWS / f"{window}.safetensors")
+        found = 0
+        for row in range(len(trace.operand_step)):
+            wrote = ~np.isfinite(double(trace.outputs[probe][row]))
+            found += wrote.sum()
+            assert np.array_equal(~np.isfinite(unit(trace, probe, row, "FAST")[0]), wrote)
+            assert np.isfinite(unit(trace, probe, row, "STABLE")[0]).all() and np.isfinite(unit(trace, probe, row, "SAFE")[0]).all()
+        assert found == {"qk_window": 28, "squares_window": 1}[window]
+
+
+@pytest.mark.parametrize("window, probe, accumulator, least", [
+    ("qk_window", "block.2.attn.qk", "PER_OPERATOR", 0.999), ("qk_window", "block.2.attn.softmax", "WIDE", 1.0),
+    ("qk_window", "block.2.attn.norm", "WIDE", 0.999), ("qk_window", "block.2.attn.qkv", "PER_OPERATOR", 0.999),
+    ("qk_window", "block.2.attn.residual", "PER_OPERATOR", 1.0), ("squares_window", "norm.squares", "WIDE", 0.9),
+    ("squares_window", "norm.squares", "PER_OPERATOR", 0.6), ("squares_window", "norm", "PER_OPERATOR", 0.6)])
+def test_how_many_bits_of_pytorch_are_met(unit, window, probe, accumulator, least):
+    """What traces/README.md says of the windows: the rest differs by 3 units in the last place at most."""
+    trace = Trace.read(WINDOWS / f"{window}.safetensors")
+    equal = total = 0
+    for row, wrote in enumerate(trace.outputs[probe]):
+        made, made_bits = unit(trace, probe, row, "FAST", accumulator=accumulator)
+        same = (made_bits == wrote.view(np.uint16)) | (np.isnan(made) & np.isnan(double(wrote)))
+        equal, total = equal + same.sum(), total + same.size
+        finite = np.isfinite(made) & np.isfinite(double(wrote))
+        ordered = [np.where(bits & 0x8000, -(bits & 0x7FFF).astype(int), bits) for bits in (made_bits, wrote.view(np.uint16))]
+        assert np.abs(ordered[0] - ordered[1])[finite].max() <= 3
+    assert least <= equal / total
 
 
 def test_raw_bytes_of_formats():

@@ -19,6 +19,7 @@ from opd.report import RECORD
 from opd.trace import FORMATS as ELEMENTS
 from opd.trace import KINDS, LABELS, Probe, TraceWriter, element_statistics
 from opd.trace_layout import KERNELS
+from operand_trace import attention
 from pages import PAGES, ROOT, cells, page_id, quoted, script, section
 
 PROGRAM = Path(os.environ.get("OPD_PROGRAM", ROOT / "build" / "opd"))
@@ -98,7 +99,8 @@ def opd(*arguments, expect: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory) -> list[dict]:
-    """summary.json of three replays of a trace that drifts into an overflow, with a learning rate that jumps: two have a mismatch."""
+    """summary.json of three replays of a trace that drifts into an overflow, with a learning rate that jumps: two have a mismatch; and of one
+    that computes."""
     folder = tmp_path_factory.mktemp("summaries")
     slopes = {"a": 0.3, "b": 0.0}  # doublings a step
     writer = TraceWriter("drift", "gradual", [Probe(name, "activation", "FP16", (1024,)) for name in slopes])
@@ -114,7 +116,9 @@ def summaries(tmp_path_factory) -> list[dict]:
     opd("replay", folder / "drift.safetensors", "--out", folder / "equal")
     for path in ("rtl", "cpu"):
         opd("replay", folder / "drift.safetensors", "--out", folder / path, "--plant-fault", path, expect=1)
-    return [json.loads((folder / name / "summary.json").read_text()) for name in ("equal", "rtl", "cpu")]
+    attention(folder / "attention.safetensors")
+    opd("replay", folder / "attention.safetensors", "--compute", "--out", folder / "computed")
+    return [json.loads((folder / name / "summary.json").read_text()) for name in ("equal", "rtl", "cpu", "computed")]
 
 
 @needs_program
