@@ -105,7 +105,8 @@ class Accumulators {
   }
 
   /// Lane i takes in values[i].
-  void take(const float* values, std::size_t count) {
+  template <class Count>
+  void take(const float* values, Count count) {
     if (wide()) {
       for (std::size_t i = 0; i < count; ++i) kahan_(i, static_cast<double>(values[i]));
     } else {
@@ -117,7 +118,8 @@ class Accumulators {
   }
 
   /// Lane i takes in the product of a[i] and b[i], in binary32 a rounded one.
-  void take_products(const float* a, const float* b, std::size_t count) {
+  template <class Count>
+  void take_products(const float* a, const float* b, Count count) {
     if (wide()) {
       for (std::size_t i = 0; i < count; ++i) {
         kahan_(i, static_cast<double>(a[i]) * static_cast<double>(b[i]));
@@ -204,7 +206,8 @@ class Accumulators {
     watch_.merge(first, largest, nonfinite, kBlock);
   }
 
-  void put_(float* sums, std::size_t count) {
+  template <class Count>
+  void put_(float* sums, Count count) {
     if (format_ != AccumulatorFormat::kFp32) {
       round_lanes(static_cast<Format>(format_), sums, count);
     }
@@ -239,7 +242,8 @@ class RowMaximum {
     std::fill_n(key_, kMaxLanes, key_of_(float_of(kInfinityBits | kSignBit)));
     std::fill_n(nan_, kMaxLanes, 0u);
   }
-  void take(const float* values, std::size_t count) {
+  template <class Count>
+  void take(const float* values, Count count) {
     for (std::size_t i = 0; i < count; ++i) {
       const std::int32_t key = key_of_(values[i]);
       key_[i] = key_[i] > key ? key_[i] : key;
