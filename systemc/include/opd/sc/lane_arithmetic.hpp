@@ -164,7 +164,7 @@ struct ElementWord<Format::kFp32> {
 /// The lanes of a full beat of 16-bit elements in a datapath of 512 bits.
 using FullBeat = std::integral_constant<std::size_t, 32>;
 
-#if defined(OPD_LANES_F16C)
+#if defined(OPD_LANES_AVX2)
 inline __m128i to_halves(const float* lanes) {
   return _mm256_cvtps_ph(_mm256_loadu_ps(lanes), _MM_FROUND_TO_NEAREST_INT);
 }
@@ -179,7 +179,7 @@ template <Format kFormat, class Count>
 inline void decode_lanes(const std::byte* elements, Count count, float* lanes) {
   using Word = typename ElementWord<kFormat>::Type;
   const std::size_t whole = count / 8 * 8;
-#if defined(OPD_LANES_F16C)
+#if defined(OPD_LANES_AVX2)
   if constexpr (kFormat == Format::kFp16) {
     for (std::size_t i = 0; i < whole; i += 8) {
       _mm256_storeu_ps(lanes + i, from_halves(elements + i * sizeof(Word)));
@@ -203,7 +203,7 @@ inline void decode_lanes(const std::byte* elements, Count count, float* lanes) {
 template <Format kFormat, class Count>
 inline void encode_lanes(const float* lanes, Count count, bool saturate, std::byte* elements) {
   using Word = typename ElementWord<kFormat>::Type;
-#if defined(OPD_LANES_F16C)
+#if defined(OPD_LANES_AVX2)
   if constexpr (kFormat == Format::kFp16) {
     const __m128i infinity = _mm_set1_epi16(0x7C00);
     const __m128i largest = _mm_set1_epi16(saturate ? 0x7BFF : 0x7C00);
@@ -234,7 +234,7 @@ inline void encode_lanes(const float* lanes, Count count, bool saturate, std::by
 template <Format kFormat, class Count>
 inline void round_lanes(float* lanes, Count count) {
   if constexpr (kFormat == Format::kFp32) return;
-#if defined(OPD_LANES_F16C)
+#if defined(OPD_LANES_AVX2)
   if constexpr (kFormat == Format::kFp16) {
     for (std::size_t i = 0; i < count; i += 8) {
       _mm256_storeu_ps(lanes + i, _mm256_cvtph_ps(to_halves(lanes + i)));
