@@ -179,7 +179,9 @@ struct StartOf {
 
 Execution compute(const Computation& c, Mode mode, const UnitSettings& settings) {
   const ref::Plan plan = ref::plan_of(c, mode, settings);
-  Execution execution{.status = plan.status, .cost = plan.cost};
+  Execution execution;
+  execution.status = plan.status;
+  execution.cost = plan.cost;
   const KernelTraits& traits = traits_of(c.kernel);
   const bool masked = traits.operands[1] == "mask";
   const std::size_t element = ref::layout_of(plan.status.format).bytes();
