@@ -173,8 +173,9 @@ def traces(draw) -> Trace:
     trace.operators = Trace.parse(Trace("t", "data", probes, trace.step, trace.max_abs, np.zeros(shape, np.int64),
                                         operators=items).to_bytes(), "t").operators
     rows = sorted(draw(st.sets(st.sampled_from(steps))))
-    elements = lambda dtype, *shape: np.frombuffer(draw(st.binary(min_size=int(np.prod(shape)) * dtype.itemsize,
-                                                                  max_size=int(np.prod(shape)) * dtype.itemsize)), dtype).reshape(shape)
+    def elements(dtype, *shape):
+        size = int(np.prod(shape)) * dtype.itemsize
+        return np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype).reshape(shape)
     formats = {probe.name: probe for probe in probes}
     for item in items if rows else []:
         if draw(st.booleans()):
@@ -505,10 +506,12 @@ def test_both_writers_write_an_attribute_alike(tmp_path):
     """Every exponent of binary32, and the numbers beside those where its notation changes."""
     rng = np.random.default_rng(0x7ACE)
     values = np.concatenate([
-        np.ldexp(rng.uniform(-2, 2, 600), np.arange(600) % 277 - 149), [0.0, -0.0, 0.1, 1e-4, 1e-5, 9.99e-5, 1e15, 1e16, 1e17, 2.0**63, 2.0**24],
+        np.ldexp(rng.uniform(-2, 2, 600), np.arange(600) % 277 - 149),
+        [0.0, -0.0, 0.1, 1e-4, 1e-5, 9.99e-5, 1e15, 1e16, 1e17, 2.0**63, 2.0**24],
         np.nextafter(np.float32([1e-4, 1e16, 2.0**63]), np.float32(0)), rng.integers(0, 10**6, 100) / 1000]).astype(np.float32)
     probes = [Probe(f"p{i}", "activation", "FP16", (1,)) for i in range(len(values))]
-    trace = Trace("t", "data", probes, np.array([0]), np.zeros((1, len(values)), np.float32), np.zeros((1, len(values)), np.int64))
+    shape = (1, len(values))
+    trace = Trace("t", "data", probes, np.array([0]), np.zeros(shape, np.float32), np.zeros(shape, np.int64))
     trace.operators = [dict(probe=f"p{i}", kernel="scale", rows=1, columns=1, factor=float(value), operands=dict(
         x=operand("FP16", 1, 1))) for i, value in enumerate(values)]
     trace.write(tmp_path / "python.trace")
