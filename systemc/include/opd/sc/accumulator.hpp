@@ -6,7 +6,7 @@
 //   FP64         : Kahan's sum, two binary64 numbers per lane
 //   tree         : after a row the upper half of the accumulators is taken in by the lower one
 //   watched      : every write is one element of the statistic
-//   source       : docs/numerics.md, "An accumulator" to "A dot product", "Accumulators are watched"
+//   source       : docs/numerics.md, "Modes" from "An accumulator" on, "Accumulators are watched"
 #include <algorithm>
 
 #include "opd/sc/lane_arithmetic.hpp"

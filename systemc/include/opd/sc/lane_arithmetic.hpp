@@ -68,8 +68,8 @@ inline float decode(std::uint32_t bits) {
   if constexpr (kFormat == Format::kBf16) return float_of(bits << 16);
   const std::uint32_t sign = (bits << (32 - kLayout.element_bits())) & kSignBit;
   const std::uint32_t magnitude = bits & kLayout.magnitude_mask();
-  // With the exponent field taken for a binary32 one the number is too small by a power of two, also
-  // when it is subnormal.
+  // With its exponent field taken for a binary32 one the number is too small by a power of two, a
+  // subnormal one as well.
   constexpr float kScale =
       std::bit_cast<float>(static_cast<std::uint32_t>(254 - kLayout.bias) << 23);
   const float value = float_of(magnitude << (23 - kLayout.significand_bits)) * kScale;

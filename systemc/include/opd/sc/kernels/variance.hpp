@@ -1,5 +1,5 @@
 #pragma once
-// What variance and layer_norm share, and variance: the mean of a row, then the sum of squared deviations.
+// Mean of a row, then the sum of its squared deviations: for variance, and for layer_norm.
 // Source: docs/numerics.md, "Kernels"; docs/vector_unit.md, "Programs".
 #include "opd/sc/lane_program.hpp"
 
