@@ -1,5 +1,5 @@
-// Operators that the vector unit computes: every edge of their way, modes from the device, registers
-// in force, several streams, reset, and the loosely timed unit beside the cycle-accurate one.
+// Operators that the vector unit computes: every edge of their way, modes from the device,
+// registers in force, several streams, reset, and the loosely timed unit beside the cycle-accurate one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
