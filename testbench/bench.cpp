@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "opd/reference/byte_sum.hpp"
+#include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
 #include "opd/trace/whole_file.hpp"
 #include "opd/trace/writer.hpp"
@@ -122,6 +123,52 @@ void bench_cpu(Table& table, std::size_t bytes) {
   } else {
     table.skipped("cpu statistics against PyTorch",
                   "PyTorch is not installed; scripts/setup --for test installs it");
+  }
+  if (sink == 1) say("\n");  // keeps the results alive
+}
+
+/// FP16 numbers around 0, as a residual stream holds them: uniform in -2..2.
+std::vector<std::byte> uniform_halves(std::size_t count, std::mt19937_64& rng) {
+  std::vector<std::byte> elements(2 * count);
+  for (std::size_t k = 0; k < count; ++k) {
+    const float value = static_cast<float>(rng() >> 40) * 0x1p-22f - 2.0f;
+    const std::uint32_t bits = ref::cast(Format::kFp16, value);
+    elements[2 * k] = static_cast<std::byte>(bits);
+    elements[2 * k + 1] = static_cast<std::byte>(bits >> 8);
+  }
+  return elements;
+}
+
+/// The row kernels of the vector unit's reference in FAST beside PyTorch's on the same shapes.
+void bench_row_kernels(Table& table) {
+  constexpr std::uint32_t kRows = 4096, kColumns = 1024;
+  constexpr double kElements = double{kRows} * kColumns / 1e9;
+  std::mt19937_64 rng(2);
+  const std::vector<std::byte> x = uniform_halves(std::size_t{kRows} * kColumns, rng);
+  const std::vector<std::byte> gain = uniform_halves(kColumns, rng);
+  const std::vector<std::byte> bias = uniform_halves(kColumns, rng);
+  std::uint64_t sink = 0;
+  for (const Kernel kernel : {Kernel::kSoftmax, Kernel::kLayerNorm, Kernel::kRmsNorm}) {
+    const KernelTraits& traits = traits_of(kernel);
+    Computation computation{.kernel = kernel,
+                            .rows = kRows,
+                            .columns = kColumns,
+                            .attribute = static_cast<float>(traits.attribute_default)};
+    computation.operands[0] = {x, Format::kFp16, kRows, kColumns};
+    if (traits.operands[1] == "gain") computation.operands[1] = {gain, Format::kFp16, 1, kColumns};
+    if (traits.operands[2] == "bias") computation.operands[2] = {bias, Format::kFp16, 1, kColumns};
+    const double time = best_of_five([&] {
+      sink += std::to_integer<std::uint64_t>(ref::compute(computation, Mode::kFast).output[0]);
+    });
+    const std::string what =
+        fmt::format("cpu vector unit, {}, FP16, {} x {}", traits.name, kRows, kColumns);
+    const double torch = torch_row_kernel_seconds(std::string(traits.name), kRows, kColumns);
+    if (torch > 0) {
+      table.row(what, kElements / time, "G elements/s", "PyTorch", kElements / torch, torch / time,
+                1);
+    } else {
+      table.skipped(what, "PyTorch is not installed; scripts/setup --for test installs it");
+    }
   }
   if (sink == 1) say("\n");  // keeps the results alive
 }
@@ -250,6 +297,7 @@ int run_bench(const BenchOptions& options) {
       options.seconds);
   Table table;
   bench_cpu(table, std::size_t{options.megabytes} << 20);
+  bench_row_kernels(table);
   bench_detection(table);
   bench_models(table, options);
   std::string reason;

@@ -1,30 +1,20 @@
 #pragma once
 // What the operators of one instruction set are handed: a checked computation and room to work in.
-#include <array>
 #include <cstddef>
 #include <vector>
 
-#include "opd/types/computation.hpp"
+#include "plan.hpp"
 
 namespace opd::ref {
 
 inline constexpr std::uint64_t kChunk =
     1024;  ///< elements of an element-wise pass, in the L1 cache
 
-/// Every value written into an accumulator, as lanes::Writes.
-struct JobWrites {
-  double largest = 0;
-  std::uint64_t count = 0;
-  std::uint64_t nonfinite = 0;
-};
-
 struct Job {
   const Computation& computation;
-  ExecutionStatus status;
-  unsigned lanes;                       ///< L
-  std::array<int, kMaxOperands> shift;  ///< s of each operand; 0: not divided
-  float* scratch;                       ///< scratch_floats()
-  std::byte* staging;                   ///< staging_bytes()
+  const Plan& plan;
+  float* scratch;      ///< scratch_floats()
+  std::byte* staging;  ///< staging_bytes()
   /// Appends packed elements to the output, which is never written twice.
   void (*append)(Job& job, std::uint64_t bytes);
   std::vector<std::byte>* output;

@@ -25,14 +25,13 @@ inline const std::byte* row_of(const Operand& operand, std::uint64_t r, std::uin
 
 /// Casts results to the output.
 inline void append(Job& job, const float* results, std::uint64_t count) {
-  encode_row<Vector>(job.status.format, job.status.saturating, results, count, job.staging);
-  job.append(job, count * element_bytes(job.status.format));
+  encode_row<Vector>(job.plan.status.format, job.plan.status.saturating, results, count,
+                     job.staging);
+  job.append(job, count * element_bytes(job.plan.status.format));
 }
 
 inline void add(JobWrites& to, const Writes& from) {
-  to.largest = from.largest > to.largest ? from.largest : to.largest;
-  to.count += from.count;
-  to.nonfinite += from.nonfinite;
+  ref::add(to, from.largest, from.count, from.nonfinite);
 }
 
 /// Divides by 2^shift in place.
@@ -89,9 +88,9 @@ void run_rows_as(Job& job) {
           .second = c.has(1) && !masked ? operand_row[1] : nullptr,
           .third = c.has(2) ? operand_row[2] : nullptr,
           .columns = c.columns,
-          .lanes = job.lanes,
+          .lanes = job.plan.lanes,
           .attribute = c.attribute,
-          .shift = job.shift[0]};
+          .shift = job.plan.shift[0]};
   Watch<kA, V> watch;
   for (std::uint32_t r = 0; r < c.rows; ++r) {
     for (std::size_t i = 0; i < kMaxOperands; ++i) {
@@ -106,7 +105,7 @@ void run_rows_as(Job& job) {
       }
       decode_row<Vector>(operand.format, row_of(operand, r, element_bytes(operand.format)),
                          c.columns, operand_row[i]);
-      compress(operand_row[i], c.columns, job.shift[i]);
+      compress(operand_row[i], c.columns, job.plan.shift[i]);
     }
     row.result = reduction ? result + r : result;
     if constexpr (Of<V>::kLanes > 1) {
@@ -130,9 +129,9 @@ void run_rows_as(Job& job) {
 
 template <class Op>
 void run_rows(Job& job) {
-  with_accumulator(job.status.accumulator, [&job]<AccumulatorFormat kA>() {
+  with_accumulator(job.plan.status.accumulator, [&job]<AccumulatorFormat kA>() {
 #if defined(OPD_LANES_AVX2)
-    if (has_vector_sum(job.lanes)) return run_rows_as<Op, kA, F8>(job);
+    if (has_vector_sum(job.plan.lanes)) return run_rows_as<Op, kA, F8>(job);
 #endif
     run_rows_as<Op, kA, float>(job);
   });
@@ -144,7 +143,7 @@ float single_dot(Job& job, const float* a, const float* b) {
   Watch<kA, float> watch;
   const Scalar<kA> sum = dot<kA>(a, b, job.computation.depth, watch);
   add(job.writes, watch.writes);
-  return expanded<kA>(sum, job.shift[0] + job.shift[1]);
+  return expanded<kA>(sum, job.plan.shift[0] + job.plan.shift[1]);
 }
 
 #if defined(OPD_LANES_AVX2)
@@ -182,7 +181,7 @@ void dot_block(Job& job, const float* a, const float* b, const float* panel, uns
       float& out = result[r * result_stride + j];
       if (finite(sum[j])) {
         add(job.writes, {largest[j], depth, 0});
-        out = expanded<kA>(sum[j], job.shift[0] + job.shift[1]);
+        out = expanded<kA>(sum[j], job.plan.shift[0] + job.plan.shift[1]);
       } else {
         out = single_dot<kA>(job, a + std::uint64_t{r} * depth, b + std::uint64_t{j} * depth);
       }
@@ -243,11 +242,11 @@ void run_matrix(Job& job) {
       decode_row<Vector>(operand.format,
                          operand.elements.data() + batch * count * element_bytes(operand.format),
                          count, to);
-      compress(to, count, job.shift[i]);
+      compress(to, count, job.plan.shift[i]);
     };
     fetch(0, a_count, a);
     fetch(1, b_count, b);
-    with_accumulator(job.status.accumulator,
+    with_accumulator(job.plan.status.accumulator,
                      [&]<AccumulatorFormat kA>() { all_dots<kA>(job, a, b, panel, result); });
     for (std::uint64_t k = 0; k < output_count; ++k) {
       result[k] = Op::write_back(result[k], c.has(2) ? bias + k % c.columns : nullptr, c.attribute);
