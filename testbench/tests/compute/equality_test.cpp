@@ -1,6 +1,6 @@
-// Testplan: CMP-20 (the lanes of the SystemC model = the reference in every bit of the output, in the
+// Testplan: CMP-30 (the lanes of the SystemC model = the reference in every bit of the output, in the
 // accumulators' statistic, in what ran and in every clock and byte of its cost: each kernel in each
-// format, mode and setting, over stratified random operands), CMP-21 (a fault in one operator of
+// format, mode and setting, over stratified random operands), CMP-31 (a fault in one operator of
 // either side is found and named). 24 million elements by default, ten times as many with
 // OPD_SOAK=full (scripts/test --full).
 #include <gtest/gtest.h>
