@@ -406,7 +406,7 @@ ComputeResult answer_compute(const OperatorStream& operators, const PathResult& 
   for (const ComputedExecution& e : computing.executions) executions.emplace(e.tag, &e.execution);
 
   for (const trace::TracedOperator& op : trace.operators()) {
-    progress(result.operators.size(), trace.operators().size());
+    if (op.has_elements) progress(result.operators.size(), trace.operators().size());
     const Computation shape = trace.computation_shape(op.probe).value();
     OperatorAnswer answer{
         .op = op, .format = shape.format, .number = static_cast<std::uint16_t>(op.probe)};
@@ -426,6 +426,7 @@ ComputeResult answer_compute(const OperatorStream& operators, const PathResult& 
     }
     const std::vector<Mode> issued = issued_modes(operators, path, op.probe, force_mode);
     note_modes(answer, operators, issued);
+    if (force_mode) answer.lead_steps.reset();
     for (std::size_t mode = 0; mode < kModes; ++mode) {
       result.cost.as_issued += answer.issued[mode] * answer.cost[mode].cycles;
       result.cost.executions += answer.issued[mode];

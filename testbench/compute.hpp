@@ -106,7 +106,8 @@ struct OperatorAnswer {
   ByMode<std::uint64_t> issued{};  ///< executions over the trace's steps, by the mode they ran in
   ByMode<std::optional<std::uint32_t>> first_overflow;  ///< step
   ByMode<std::optional<std::uint32_t>> first_issue;     ///< step
-  /// For how many steps it had not been in FAST when FAST overflowed first; 0: it was in FAST
+  /// For how many steps it had not been in FAST when FAST overflowed first; 0: it was in FAST. None
+  /// of a forced mode.
   std::optional<std::uint32_t> lead_steps;
 };
 

@@ -142,6 +142,7 @@ def test_a_forced_mode_is_what_runs(trace, tmp_path, mode):
     qk = operators_of(summary)["qk"]
     assert {step["mode"] for operator in compute["operators"] for step in operator["steps"]} == {mode}
     assert qk["overflows"] == qk["modes"][mode]["overflows"] and (qk["overflows"] > 0) == (mode == "FAST")
+    assert qk["lead_steps"] is None
     assert {step["accumulator"] for step in qk["steps"]} == {"FP64" if mode == "SAFE" else "FP32"}
     assert all(step["compensated"] == step["compressed"] == (mode == "SAFE") for step in qk["steps"])
     policies = {p["policy"]: p["cycles"] for p in compute["cost"]["policies"]}
