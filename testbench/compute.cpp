@@ -86,6 +86,12 @@ std::pair<std::uint64_t, std::uint64_t> badness(const FrameworkDifference& diffe
   return {difference.distances.back(), difference.different};
 }
 
+/// Whether a pass leaves something rounded to a later one (docs/numerics.md "Modes").
+bool has_intermediates(Kernel kernel) {
+  return kernel == Kernel::kVariance || kernel == Kernel::kSoftmax ||
+         kernel == Kernel::kLayerNorm || kernel == Kernel::kRmsNorm;
+}
+
 FrameworkDifference framework_difference(const Computation& computation, const Execution& fast,
                                          std::span<const std::byte> written,
                                          const UnitSettings& settings) {
@@ -98,8 +104,10 @@ FrameworkDifference framework_difference(const Computation& computation, const E
     const FrameworkDifference with_wide = difference_of(
         computation.format, ref::compute(computation, Mode::kFast, wide).output, written);
     difference.different_wide = with_wide.different;
-    difference.cause =
-        badness(with_wide) < badness(difference) ? "accumulator width" : "order of summation";
+    difference.cause = badness(with_wide) < badness(difference) ? kAccumulatorWidth
+                       : has_intermediates(computation.kernel)
+                           ? "order of summation or intermediates"
+                           : "order of summation";
     return difference;
   }
   for (const Kernel kernel : {Kernel::kGelu, Kernel::kGeluTanh, Kernel::kSilu, Kernel::kExp,

@@ -73,6 +73,9 @@ struct ModeOutcome {
 inline constexpr std::array<std::string_view, 7> kDistanceNames = {"0",   "1",    "2",        "3-4",
                                                                    "5-8", "more", "nonfinite"};
 
+/// The cause of a difference that FP32 accumulators lessen.
+inline constexpr std::string_view kAccumulatorWidth = "accumulator width";
+
 /// What FAST computed against what the framework wrote.
 struct FrameworkDifference {
   std::uint64_t elements = 0;

@@ -223,7 +223,11 @@ std::string framework_text(const OperatorAnswer& answer) {
   const auto difference = framework_of(answer.steps);
   if (!difference) return "-";
   if (difference->different == 0) return "equal bits";
-  return fmt::format("{} of {} differ{}{}", difference->different, difference->elements,
+  const std::string wide =
+      difference->cause == kAccumulatorWidth && difference->different_wide
+          ? fmt::format(", {} with FP32 accumulators", *difference->different_wide)
+          : "";
+  return fmt::format("{} of {} differ{}{}{}", difference->different, difference->elements, wide,
                      difference->cause.empty() ? "" : ": ", difference->cause);
 }
 
@@ -289,6 +293,7 @@ std::string compute_table(const std::vector<TraceResult>& results) {
   for (const TraceResult& r : results) {
     if (!r.compute) continue;
     for (const OperatorAnswer& a : r.compute->operators) {
+      if (a.steps.empty()) continue;
       text += fmt::format("  {:<16} {:<28}", r.name, r.probe_names.at(a.number));
       for (std::size_t mode = 0; mode < kModes; ++mode) {
         const auto largest = sum_of(a.steps, mode).largest_ulps;

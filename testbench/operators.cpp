@@ -58,11 +58,11 @@ void OperatorStream::number_accumulators() {
     accumulators_.push_back(op.probe);
   }
   if (!any) {
-    throw trace::TraceError(trace_.file(), "operators",
-                            trace_.operators().empty() ? "there are none: nothing can be computed"
-                                                       : "none has its operands: nothing can be "
-                                                         "computed",
-                            "REMEDY");
+    throw trace::TraceError(
+        trace_.file(), "operators",
+        fmt::format("{}: nothing can be computed",
+                    trace_.operators().empty() ? "there are none" : "none has its operands"),
+        "record some with opd capture --operands LIST, or drop --compute");
   }
 }
 

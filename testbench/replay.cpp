@@ -448,14 +448,14 @@ Config falsified(Config config) {
 
 std::vector<TraceResult> replay(const ReplayOptions& options,
                                 const std::function<void(const std::string&)>& progress) {
+  if (options.paths_by_name && selected(options, "cuda") && options.compute) {
+    throw std::runtime_error(
+        fmt::format("--paths cuda: {}; leave it out, or drop --compute", kCudaDoesNotCompute));
+  }
   if (std::string reason;
       options.paths_by_name && selected(options, "cuda") && !cuda_available(&reason)) {
     throw std::runtime_error(
         fmt::format("--paths cuda: cannot run here ({}); leave it out", reason));
-  }
-  if (options.paths_by_name && selected(options, "cuda") && options.compute) {
-    throw std::runtime_error(
-        fmt::format("--paths cuda: {}; leave it out, or drop --compute", kCudaDoesNotCompute));
   }
   const std::vector<std::unique_ptr<Loaded>> traces = load_all(options);
   std::unique_ptr<Simulation> simulation;

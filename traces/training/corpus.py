@@ -65,7 +65,7 @@ def _manifest_entry(path: Path, trace: Trace) -> dict:
     data = path.read_bytes()
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "label": trace.label, "steps": len(trace.step),
             "probes": len(trace.probes), "raw_steps": [int(trace.raw_step[0]), int(trace.raw_step[-1])] if trace.raw else [],
-            **manifest_of(trace)}
+            **({} if trace.operand_step is None else {"operand_steps": trace.operand_step.tolist()}), **manifest_of(trace)}
 
 
 def _manifest_text(manifest: dict[str, dict]) -> str:

@@ -40,17 +40,19 @@ def train(scenario: Scenario, name: str, seed: int, text: Text, file: Path, comm
     scaler = torch.amp.GradScaler("cpu", init_scale=settings.init_loss_scale, growth_interval=settings.loss_scale_growth,
                                   enabled=settings.precision == "FP16")
     draw = torch.Generator().manual_seed(seed)
-    raw = {}
+    elements = {}
     if scenario.raw is not None:
         steps = scenario.raw.steps
-        raw = {"raw": scenario.raw.probes, "ring": scenario.raw.ring,
-               "raw_steps": None if steps is None else range(steps[0], steps[1] + 1)}
+        elements = {"raw": scenario.raw.probes, "ring": scenario.raw.ring,
+                    "raw_steps": None if steps is None else range(steps[0], steps[1] + 1)}
+    if scenario.operands is not None:
+        elements |= {"operands": scenario.operands.probes, "operand_ring": scenario.operands.ring}
     logging.getLogger("opd.capture").setLevel(logging.ERROR)
     casts = [module for module in workload.model.modules() if isinstance(module, Float8Cast)]
     left, clipped = settings.after_incident, False
     manifest = origin(scenario, seed, workload.source, command)
-    with opd.capture(workload.model, path=file, optimizer=optimizer, probes=workload.probes, statistics="full", name=name,
-                     seed=seed, model_text=workload.text, manifest=manifest, **raw) as capture:
+    with opd.capture(workload.model, path=file, optimizer=optimizer, probes=scenario.probes or workload.probes, statistics="full",
+                     name=name, seed=seed, model_text=workload.text, manifest=manifest, **elements) as capture:
         for step in range(settings.steps):
             lr = settings.learning_rate(step)
             for group in optimizer.param_groups:

@@ -10,6 +10,8 @@
     lr = 6e-2                        # settings of the training (class Training) or of the model (its class Settings)
     qk_scale = false
     fault = { kind = "repeat-token", step = 200 }  # faults.py
+    probes = ["output", "norm"]      # expressions of opd.capture, instead of those of the kind of model
+    operands = { probes = ["*.qk"], ring = 12 }  # class Operands; raw = { ... }: class Raw
 """
 
 from __future__ import annotations
@@ -98,6 +100,19 @@ class Raw:
 
 
 @dataclass(frozen=True)
+class Operands:
+    """Operators whose inputs are kept: those of the probes `probes` (patterns), in the `ring` steps up to the first incident."""
+    probes: tuple[str, ...]
+    ring: int = 8
+
+    def __post_init__(self):
+        if not isinstance(self.probes, tuple) or not all(isinstance(pattern, str) for pattern in self.probes):
+            raise InputError("operands.probes: is no list of patterns; give texts")
+        if not self.ring > 0:
+            raise InputError(f"operands.ring: {self.ring} is not positive; give a number of steps")
+
+
+@dataclass(frozen=True)
 class Scenario:
     """One table of the file. `model_settings` is of the model's own class."""
     name: str
@@ -113,6 +128,8 @@ class Scenario:
     sane_lr: float | None = None       # of a run that is put under stress: learning rate of a sane one
     fault: Fault | None = None
     raw: Raw | None = None
+    operands: Operands | None = None
+    probes: tuple[str, ...] | None = None  # expressions of opd.capture; None: those of the kind of model
 
     def __post_init__(self):
         for seed in (seed for seeds in self.seeds.values() for seed in seeds):
@@ -212,7 +229,10 @@ def _scenario(name: str, table) -> Scenario:
         raise InputError(f"sane_lr: {sane_lr!r} is no learning rate above 0; give that of a sane run, as 1e-3")
     if (fixed["expect"] == "stressed") != (sane_lr is not None):
         raise InputError("sane_lr: belongs to the runs that expect \"stressed\", and to all of them; add or remove it")
-    fault, raw = table.pop("fault", None), table.pop("raw", None)
+    fault, raw, operands = (table.pop(key, None) for key in ("fault", "raw", "operands"))
+    probes = table.pop("probes", None)
+    if probes is not None and not (isinstance(probes, list) and probes and all(isinstance(text, str) for text in probes)):
+        raise InputError("probes: is no list of expressions; give texts")
     types = _setting_types(model)
     for key, value in table.items():
         if key not in types:
@@ -225,7 +245,9 @@ def _scenario(name: str, table) -> Scenario:
                     incident=incident, sane_lr=sane_lr,
                     training=_replace(Training(), table), model_settings=_replace(KINDS[model].settings(), table),
                     fault=None if fault is None else _table(Fault, "fault", fault),
-                    raw=None if raw is None else _table(Raw, "raw", raw))
+                    raw=None if raw is None else _table(Raw, "raw", raw),
+                    operands=None if operands is None else _table(Operands, "operands", operands),
+                    probes=None if probes is None else tuple(probes))
 
 
 def _turned_out(classes, seeds: dict[str, int]) -> dict[int, str]:

@@ -135,9 +135,10 @@ def _accumulators(entry: dict) -> dict[int, int]:
     return {operator["accumulator_op"]: operator["op"] for operator in operators if operator["accumulator_op"] is not None}
 
 
-def _operator_name(entry: dict, trace: Trace, op: int) -> str:
-    """Of a probe, or of accumulators: "<probe>/accumulator"."""
-    return trace.probes[op].name if op < len(trace.probes) else trace.probes[_accumulators(entry)[op]].name + "/accumulator"
+def _operator_names(entry: dict, trace: Trace) -> dict[int, str]:
+    """Names by operator number: probes, then accumulators."""
+    names = {op: probe.name for op, probe in enumerate(trace.probes)}
+    return names | {op: f"{names[owner]}/accumulator" for op, owner in _accumulators(entry).items()}
 
 
 def _trace_payload(out: Path, entry: dict, trace: Trace) -> dict:
@@ -490,7 +491,8 @@ def _host(entries: list[tuple[dict, Trace]]) -> str:
                          f"training loop was asked to do, {count(len(asked), 'change')}</summary>" +
                          table(["#step", "~from here on"], asked) + "</details>")
         if host["events"]:
-            events = [[f"{e['step']:,}", f"{e['op']}", text(_operator_name(entry, trace, e["op"])), f"{e['old_mode']} &rarr; {e['new_mode']}"
+            names = _operator_names(entry, trace)
+            events = [[f"{e['step']:,}", f"{e['op']}", text(names[e["op"]]), f"{e['old_mode']} &rarr; {e['new_mode']}"
                        if e["old_mode"] != e["new_mode"] else text(e["new_mode"]), text(e["cause"]), _flag_names(e["flags"]),
                        f"{e['risk']}"] for e in host["events"][:SHOWN_EVENTS]]
             rest = len(host["events"]) - len(events)

@@ -219,7 +219,7 @@ def test_narrow_accumulators_are_less_exact_and_seen_to_overflow(trace, tmp_path
 def test_a_fault_in_what_a_path_computes_is_found_and_named(trace, tmp_path, path):
     summary, stdout = replayed(trace, tmp_path, "--plant-fault", f"compute-{path}", expect=1)
     line = next(line for line in stdout.splitlines() if line.startswith("MISMATCH"))
-    assert re.search(rf"op 0 \(qk\), step {WINDOW[0]}, seq \d+: output element \d+ in FAST: ", line), line
+    assert re.search(rf"op 0 \(qk\), step {WINDOW[0]}, seq \d+: output element \d+ in STABLE: ", line), line
     assert f"{path} = 0x" in line
     divergence = summary["traces"][0]["first_divergence"]
     assert (divergence["op"], divergence["probe"], divergence["step"]) == (0, "qk", WINDOW[0])

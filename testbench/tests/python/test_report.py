@@ -74,8 +74,9 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
         "paths": ["rtl", "systemc", "cpu"], "paths_skipped": {"cuda": "no <CUDA> device"},
         "records_compared": len(records), "beats_compared": 12345, "cycles_compared": 67890, "events_compared": 246,
         "mismatches": 0, "verdict": "equal",
-        "comparisons": [{"left": "rtl", "right": other, "records": len(records), "events": 246, "executions": 0, "mismatches": 0} for other in ("systemc", "cpu")],
-        "lead_steps": 8, "first_incident": incident, "incidents": [incident],
+        "comparisons": [{"left": "rtl", "right": other, "records": len(records), "events": 246, "executions": 0, "mismatches": 0}
+                        for other in ("systemc", "cpu")],
+        "compute": None, "lead_steps": 8, "first_incident": incident, "incidents": [incident],
         "detection": {"probe_steps": len(records), "alarms": 4321, "alarms_per_1000": 17.25, "records_with_alarm_flags": 9,
                       "downshifts": 2, "flags": {flag.name: int(flag) for flag in Flag}},
         "engines": [{"name": "forecast", **engine},

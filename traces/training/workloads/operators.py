@@ -81,13 +81,13 @@ class SumOfSquares(nn.Module):
 class Scale(nn.Module):
     """x / sqrt(mean square) * weight. An accumulator that has overflowed makes this 0: finite, and wrong."""
 
-    def __init__(self, width: int, half: torch.dtype):
+    def __init__(self, width: int, half: torch.dtype, eps: float = 1e-5):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
-        self.half = half
+        self.half, self.eps = half, eps
 
     def forward(self, x: Tensor, squares: Tensor) -> Tensor:
-        return (x * torch.rsqrt(squares / x.shape[-1] + 1e-5) * self.weight).to(self.half)
+        return (x * torch.rsqrt(squares / x.shape[-1] + self.eps) * self.weight).to(self.half)
 
 
 class RmsNorm(nn.Module):

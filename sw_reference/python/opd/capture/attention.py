@@ -9,7 +9,8 @@ While an attention module runs, a torch function mode sees every PyTorch functio
                           before the mask; a slice at a time, so that no more than SLICE_ELEMENTS of them exist at once.
                           Cost: one more product of queries and keys. "full" adds the softmax of the masked slice.
 
-A logits probe of a fused kernel therefore has format FP32 whatever the inputs are, and has no raw rows.
+A logits probe of a fused kernel therefore has format FP32 whatever the inputs are, and has no raw rows. Where operands are captured
+they are those of the product (query, key, factor) and of the softmax: its input before the mask, and the mask.
 Attention modules are those whose class or own name contains `attn` or `attention`; of nested ones the outermost gives the
 name. A model that has none is watched as a whole.
 """
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from opd.capture.operators import CASTS, MASKS, Call, CallLog, NotKnown, Operator, operator_of, product
 
 SIDEBANDS = ("off", "logits", "full")
 SLICE_ELEMENTS = 1 << 22  # 16 MiB of FP32
@@ -54,6 +57,8 @@ class AttentionMode(TorchFunctionMode):
         self._training, self._gradients = training, torch.is_grad_enabled()
         self._sideband, self._logits, self._softmax = sideband, logits, softmax
         self._product = None  # number of elements and observation of the last product, until a softmax takes it
+        self._finds = session.operands is not None
+        self._log = CallLog()  # what was done to the last product
 
     def __torch_function__(self, func, types_, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -62,33 +67,52 @@ class AttentionMode(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             with self:  # a Python function: what it calls is of interest
                 return _multi_head_attention(*args, **kwargs)
-        result = func(*args, **kwargs)
+        if self._finds and self._follows_product(func, args):
+            result = self._log.run(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
         if func in _PRODUCTS:
-            self._session.guarded(self._on_product, result)
+            self._session.guarded(self._on_product, result, Call(func.__name__, args, kwargs, result))
         elif func in _SOFTMAXES:
-            self._session.guarded(self._on_softmax, result)
+            self._session.guarded(self._on_softmax, result, Call(func.__name__, args, kwargs, result))
         elif func is functional.scaled_dot_product_attention and self._sideband != "off":
             self._session.guarded(lambda: self._on_fused(*args, **kwargs))
         return result
 
+    def _follows_product(self, func: Callable, args: tuple) -> bool:
+        """Whether a call may cast or mask the product that a softmax takes."""
+        return (self._product is not None and getattr(func, "__name__", "").rstrip("_") in CASTS | MASKS
+                and any(isinstance(tensor, Tensor) and tensor.numel() == self._product[0] for tensor in args))
+
     def _observe(self, suffix: str, tensor: Tensor, raw: bool = True):
         return self._session.observe(self._name, "activation", tensor, f":{suffix}", raw)
+
+    def _find(self, observation, find: Callable[[], Operator], output: Tensor | None) -> None:
+        if self._finds and observation is not None:
+            self._session.see_operator(observation, find, output)
 
     def _keep(self, observations: list, shape: tuple[int, ...] | None = None) -> None:
         self._session.keep(observations, shape, self._training, self._gradients)
 
-    def _on_product(self, result) -> None:
+    def _on_product(self, result, call: Call) -> None:
         if self._logits and _is_matrix_batch(result):
-            self._product = (result.numel(), self._observe("logits", result))
+            observation = self._observe("logits", result)
+            self._find(observation, lambda: operator_of(call, lambda tensor: None), result)
+            self._product = (result.numel(), observation)
+        elif self._finds and _is_matrix_batch(result):
+            self._product = (result.numel(), None)
 
-    def _on_softmax(self, result) -> None:
+    def _on_softmax(self, result, call: Call) -> None:
         if not _is_matrix_batch(result):
             return
         if self._product is not None and self._product[0] == result.numel():
             self._keep([self._product[1]])
-        self._product = None
         if self._softmax:
-            self._keep([self._observe("softmax", result)])
+            observation = self._observe("softmax", result)
+            self._find(observation, lambda: operator_of(call, self._log.made), result)
+            self._keep([observation])
+        self._product = None
+        self._log.clear()
 
     def _on_fused(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                   is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> None:
@@ -103,10 +127,32 @@ class AttentionMode(TorchFunctionMode):
                 if probabilities:
                     masked = part if mask is None else part + mask
                     softmax.append(self._observe("softmax", torch.softmax(masked, dim=-1), raw=False))
+        if logits:
+            self._find(logits[0], lambda: fused_product(query, key, scale), None)
+        if softmax:
+            self._find(softmax[0], _in_fused_kernel, None)
         shape = (*query.shape[:-1], key.shape[-2])
         for slices in (logits, softmax):
             if slices:
                 self._keep(slices, shape)
+
+
+def _in_fused_kernel() -> Operator:
+    raise NotKnown("its input never leaves the fused kernel")
+
+
+def fused_product(query: Tensor, key: Tensor, scale: float | None) -> Operator:
+    """The product inside a fused kernel, whose result is FP32: query and key as they are, heads of keys repeated, and the scale."""
+    if scale is None:
+        scale = 1.0 / math.sqrt(query.shape[-1])
+    return product(query, _repeated(query, key).transpose(-1, -2), None, scale)
+
+
+def _repeated(query: Tensor, key: Tensor) -> Tensor:
+    """Fewer key heads than query heads are repeated (grouped-query attention)."""
+    if key.dim() >= 3 and key.shape[-3] != query.shape[-3]:
+        return key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    return key
 
 
 def _is_matrix_batch(result) -> bool:
@@ -115,12 +161,10 @@ def _is_matrix_batch(result) -> bool:
 
 def recompute_logits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool,
                      scale: float | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Slices of query @ key^T * scale in FP32 with the additive mask of each, or None. query [..., T, d], key [..., S, d];
-    fewer key heads than query heads are repeated (grouped-query attention)."""
+    """Slices of query @ key^T * scale in FP32 with the additive mask of each, or None. query [..., T, d], key [..., S, d]."""
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
-    if key.dim() >= 3 and key.shape[-3] != query.shape[-3]:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    key = _repeated(query, key)
     rows, columns = query.shape[-2], key.shape[-2]
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
     mask = None

@@ -33,6 +33,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--raw", default="", metavar="LIST", help="patterns of probe names whose elements are kept ...")
     parser.add_argument("--raw-steps", metavar="FIRST:LAST",
                         help="... in these steps; default: in a ring of 20 steps, written when a value turns non-finite")
+    parser.add_argument("--operands", metavar="LIST",
+                        help="patterns of probe names whose operators' inputs are kept (docs/capture.md), in a ring of 8 steps that is "
+                             "written when a value turns non-finite ...")
+    parser.add_argument("--operand-steps", metavar="FIRST:LAST|STEP,...|last",
+                        help="... in these steps; last: the ring is written at the end of the run even without an incident")
+    parser.add_argument("--operand-ring", type=int, metavar="N", help="... steps of the ring (default: 8, with --operand-steps 0)")
     parser.add_argument("--sideband", default="logits", choices=("off", "logits", "full"), help="logits of fused attention")
     parser.add_argument("--compiled", default="skip", choices=("skip", "split"), help="code of torch.compile")
     parser.add_argument("--model", metavar="CLASS", help="class of the model (default: the first module called in training)")
@@ -79,19 +85,47 @@ def _run(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.raw:
         options["raw"] = arguments.raw.split(",")
         if arguments.raw_steps:
-            options["raw_steps"] = list(_steps(arguments.raw_steps))
+            options["raw_steps"] = list(_steps("--raw-steps", arguments.raw_steps))
     elif arguments.raw_steps:
         raise CaptureError("--raw-steps: no probe keeps its elements; name some with --raw")
+    options |= _operand_options(arguments)
     try:
         return launcher.run(command, path, options, arguments.model, arguments.inference)
     except OSError as error:
         raise CaptureError(f"{command[0]}: cannot be run ({error.strerror}); give the command as in a shell") from None
 
 
-def _steps(text: str) -> range:
+def _operand_options(arguments: argparse.Namespace) -> dict:
+    """Checked here: a process of the command that finds them wrong would go on without a capture."""
+    steps, ring = arguments.operand_steps, arguments.operand_ring
+    if arguments.operands is None:
+        if steps is not None or ring is not None:
+            raise CaptureError(f"--operand-{'steps' if steps is not None else 'ring'}: no operator's operands are kept; name some with "
+                               "--operands")
+        return {}
+    patterns = [text.strip() for text in arguments.operands.split(",") if text.strip()]
+    if not patterns:
+        raise CaptureError("--operands: no pattern; give names of probes, for instance '*.attn:logits'")
+    if ring is not None and ring < 0:
+        raise CaptureError(f"--operand-ring: {ring} is negative; give 0 or more steps")
+    if ring == 0 and steps in (None, "last"):
+        raise CaptureError("--operand-ring: 0 steps, and no others are chosen; give --operand-steps, or a ring of at least 1")
+    options = {"operands": patterns, "operand_ring": ring}
+    if steps == "last":
+        options["operand_steps"] = steps
+    elif steps is not None:
+        options["operand_steps"] = [step for part in steps.split(",") for step in _steps("--operand-steps", part)]
+    return options
+
+
+def _steps(option: str, text: str) -> range:
+    """FIRST:LAST, or for --operand-steps a step as well."""
     first, colon, last = text.partition(":")
-    if not (colon and first.isdigit() and last.isdigit() and int(first) <= int(last) < int(first) + (1 << 20)):
-        raise CaptureError(f"--raw-steps: {text!r} is not FIRST:LAST; for instance 100:120")
+    if option == "--operand-steps" and not colon:
+        last = first
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + (1 << 20)):
+        form = "FIRST:LAST; for instance 100:120" if option == "--raw-steps" else "FIRST:LAST or a list of steps; for instance 100:120,150"
+        raise CaptureError(f"{option}: {text!r} is not {form}")
     return range(int(first), int(last) + 1)
 
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from opd.capture.amp import in_backward
 from opd.capture.attention import AttentionMode
+from opd.capture.operators import Calls, NotKnown, Operator, find, is_explained, is_rms_norm, rms_norm_of
 from opd.capture.probes import Selection, clean_name, is_attention
 
 COMPILED = ("skip", "split")
@@ -48,8 +49,9 @@ def tensors_of(output) -> Iterator[tuple[str, Tensor]]:
 class ModelHooks:
     """Everything hooked into one model, without keeping it alive.
 
-    session: has `listening` (this step is recorded) and `inference` (all passes are), `begin_pass`, `observe`, `keep` and `record`
-    of opd.capture.session.Capture, and `guard(function)` and `guarded(function, ...)`, which never raise into the run.
+    session: has `listening` (this step is recorded), `inference` (all passes are) and `operands` (None: no operator is looked for),
+    `begin_pass`, `observe`, `keep` and `record` of opd.capture.session.Capture, and `guard(function)` and `guarded(function, ...)`,
+    which never raise into the run.
     """
 
     def __init__(self, session, prefix: str, model: nn.Module, selection: Selection, sideband: str, compiled: str):
@@ -58,12 +60,15 @@ class ModelHooks:
         self._handles = []
         self._scopes: list[tuple[nn.Module, AttentionMode | None]] = []  # attention modules being run; the outermost has a mode
         self._split = compiled == "split"
-        inside = set() if self._split else compiled_parts(model)
+        self._calls: list[tuple[nn.Module, Calls]] = []  # modules being run whose functions are watched
+        self._explained: dict[str, bool] = {}            # hand-written norms by name: whether their output is explained
+        within = compiled_parts(model)
+        inside = set() if self._split else within
         if self._split:
             torch.compiler.reset()  # what was compiled before knows of no hook
-        self.skipped_modules = len(inside)
         self._prefix = prefix
         names = {module: self._name(prefix, name) for name, module in model.named_modules()}
+        self.skipped_names = [names[module] for module in names if module in inside]
         self.names = list(names.values())
 
         outside = [(module, name) for module, name in names.items() if module not in inside]
@@ -71,11 +76,15 @@ class ModelHooks:
             self._hook(model.register_forward_pre_hook, self._on_call)
         for module, name in outside:
             if selection.wants_output(name, module):
-                self._hook(module.register_forward_hook, partial(self._on_output, name))
+                watched = session.operands is not None and not any(module.children()) and module not in within
+                if watched:
+                    self._hook(module.register_forward_pre_hook, self._watch_calls)
+                self._hook(module.register_forward_hook, partial(self._on_output, name, module in within))
+                if watched:
+                    self._hook(module.register_forward_hook, self._leave_calls, always_call=True)
         self._forwards: list[weakref.ref[nn.Module]] = []  # attention modules whose forward is replaced
         if selection.has("logits") or selection.has("softmax"):
             scopes = [(module, name) for module, name in outside if _is_scope(name, module)] or [(model, names[model])]
-            within = compiled_parts(model)
             for module, name in scopes:
                 if not (selection.wants("logits", name) or selection.wants("softmax", name)):
                     continue
@@ -146,7 +155,46 @@ class ModelHooks:
         if self._session.listening and self.training and not in_backward():
             self._session.begin_pass(self._is_training(), torch.is_grad_enabled())
 
-    def _on_output(self, name: str, module: nn.Module, arguments, output) -> None:
+    def _watch_calls(self, module: nn.Module, arguments) -> None:
+        if self._session.listening and self.training and not in_backward():
+            calls = Calls()
+            calls.__enter__()
+            self._calls.append((module, calls))
+
+    def _leave_calls(self, module: nn.Module, arguments, output) -> Calls | None:
+        """What the module called; runs after an exception too."""
+        if not self._calls or self._calls[-1][0] is not module:
+            return None
+        _, calls = self._calls.pop()
+        calls.__exit__(None, None, None)
+        return calls
+
+    def _operator(self, name: str, is_compiled: bool, module: nn.Module, arguments, output: Tensor, calls: Calls | None) -> Operator:
+        """The operator that made the output of a module. Raises NotKnown."""
+        if is_compiled:
+            raise NotKnown("it runs as code of torch.compile, whose functions cannot be seen")
+        is_whole = any(module.children())
+        try:
+            if is_whole:
+                raise NotKnown("it is made of other modules; name one of them")
+            operator = find(output, (lambda tensor: None) if calls is None else calls.log.made)
+        except NotKnown:
+            if not is_rms_norm(module):
+                raise
+            operator = None
+        if operator is not None and (operator.kernel == "rms_norm" or not is_rms_norm(module)):
+            return operator
+        norm = rms_norm_of(module, arguments, output)
+        if name not in self._explained:
+            explained = is_explained(norm, output)
+            if explained is not None:
+                self._explained[name] = explained
+        if not self._explained.get(name, True):
+            raise NotKnown("its output is not that of an RMS norm of its input, its parameter and its epsilon")
+        return norm
+
+    def _on_output(self, name: str, is_compiled: bool, module: nn.Module, arguments, output) -> None:
+        calls = self._leave_calls(module, arguments, output)
         if not self._session.listening:
             return
         training, gradients = self._is_training(), torch.is_grad_enabled()
@@ -156,7 +204,10 @@ class ModelHooks:
         for suffix, tensor in tensors_of(output):
             call = 1
             if not recomputed:
-                call = self._session.see_output(name, suffix, tensor, training, gradients)
+                look = None
+                if self._session.operands is not None and not suffix:
+                    look = partial(self._operator, name, is_compiled, module, arguments, tensor, calls)
+                call = self._session.see_output(name, suffix, tensor, training, gradients, look)
             # A reentrant checkpoint builds the graph only when it computes again.
             if tensor.requires_grad and tensor.is_floating_point() and self._selection.wants("gradient", name):
                 tensor.register_hook(self._session.guard(partial(self._on_gradient, name, suffix, call)))

@@ -7,6 +7,9 @@ A journal is a sequence of records, each one 16 bytes of head (magic, kind, leng
   N  JSON: what else is known of the step that follows, see STEP_NOTES
   S  one step: step number, series, and a fixed row of statistics per probe that ran
   R  elements of one probe in one step
+  O  JSON: number of a probe and its `operator` (docs/formats.md), of how many executions; the last one counts; or the `name` of
+     what was asked for and the sentence why it is `missing`
+  T  operands of the operator of one probe in one step: JSON as in O, then the tensors in that order, then its output
   E  JSON: additions to the manifest; the last record of a run that ended
 
 Every record is handed to the operating system whole: a killed process loses the step it was in, no more; a power cut what
@@ -31,12 +34,13 @@ from opd.trace_layout import SERIES
 
 SUFFIX = ".journal"
 NOT_A_JOURNAL = f"is not the journal of a capture; give a file that ends in {SUFFIX}"
-VERSION = 2  # the first one had no number, and neither notes nor an order of calls
+VERSION = 3  # 2 had no operands; the first one had no number, and neither notes nor an order of calls
 HEAD = struct.Struct("<4sc3xI")
 CRC = struct.Struct("<I")
 MAGIC = b"opdj"
 STEP = struct.Struct(f"<q{len(SERIES)}dI")
 RAW = struct.Struct("<qI")
+OPERANDS = struct.Struct("<qII")
 _CORE_ROW = [("probe", "<u4"), ("elements", "<u8"), ("max_abs", "<f4"), ("nonfinite", "<u8")]
 _FULL_ROW = _CORE_ROW + [(name, "<f4") for name in ("min_abs", "mean", "var")] + [
     (name, "<u8") for name in ("saturated", "subnormal", "zero")]
@@ -142,6 +146,17 @@ class JournalWriter:
 
     def raw(self, step: int, entry: ProbeEntry, elements: bytes) -> None:
         self._append(b"R", RAW.pack(step, entry.index) + elements)
+
+    def operator(self, entry: ProbeEntry, description: Mapping, executions: int) -> None:
+        self._json(b"O", {"index": entry.index, "operator": description, "executions": executions})
+
+    def missing_operands(self, name: str, why: str) -> None:
+        self._json(b"O", {"name": name, "missing": why})
+
+    def operands(self, step: int, entry: ProbeEntry, description: Mapping, executions: int, has_output: bool, data: bytes) -> None:
+        """data: the operands in the order of the description, then the output where there is one."""
+        text = json.dumps({"operator": description, "executions": executions, "output": has_output}).encode()
+        self._append(b"T", OPERANDS.pack(step, entry.index, len(text)) + text + data)
 
     def sync(self) -> None:
         """Waits until the file is on the disk."""

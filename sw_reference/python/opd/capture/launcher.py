@@ -136,4 +136,17 @@ def describe(trace: Trace) -> str:
         parts += [text for key in ("text", "advice") if (text := manifest["incident"].get(key))]
     elif trace.first_bad_op is not None:
         parts.append(f"step {trace.first_bad_step}: {trace.first_bad_op} is the first that is non-finite")
+    if "operands" in manifest:
+        parts.append(_operands(trace))
     return "; ".join(parts)
+
+
+def _operands(trace: Trace) -> str:
+    """Which operands a captured trace holds, and which it does not."""
+    asked = trace.manifest["operands"]
+    if trace.operand_step is None:
+        text = "no operands: " + asked.get("lost", "no incident, and no step was chosen" if "missing" not in asked else "see below")
+    else:
+        text = f"operands of {len(trace.operands)} operators in {len(trace.operand_step)} steps {trace.operand_step[0]}.." \
+               f"{trace.operand_step[-1]}"
+    return "; ".join([text, *(f"operands of {name} are not kept: {why}" for name, why in asked.get("missing", {}).items())])

@@ -4,10 +4,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from opd.capture.operands import Execution
 
 _STORAGE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # bytes per element -> a type that numpy has
 
@@ -20,6 +24,7 @@ class Observation:
     sequence    grows from one observation to the next
     call        which one of its module in the pass, from 1 on
     passing     number of the pass; with what the model and autograd were set to in it
+    execution   of its operator, where operands are captured and it is one that is known
     """
     name: str
     suffix: str
@@ -33,6 +38,7 @@ class Observation:
     training: bool
     gradients: bool
     call: int = 1
+    execution: Execution | None = None
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The trace that a journal holds. It may be growing meanwhile: nothing is locked or changed."""
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -10,14 +11,23 @@ from pathlib import Path
 import numpy as np
 
 from opd.capture.errors import CaptureError, NoStepError
-from opd.capture.journal import NOT_A_JOURNAL, PHASES, RAW, STEP, VERSION, ProbeEntry, read_records, row_type, trace_order
+from opd.capture.journal import NOT_A_JOURNAL, OPERANDS, PHASES, RAW, STEP, VERSION, ProbeEntry, read_records, row_type, trace_order
 from opd.strict_json import JsonFault, parse_json
 from opd.trace import COUNTS, FORMATS, SERIES, Probe, Trace
-from opd.trace_layout import LABELS, MAX_PROBES
+from opd.trace_layout import KERNELS, LABELS, MASK, MAX_PROBES
+from opd.traced_operators import complete
 
 
 class _Fault(Exception):
     """What is wrong with a record."""
+
+
+@dataclass
+class _Operands:
+    """Of one probe in one step. text: JSON of the operator and the number of its executions; data: see JournalWriter.operands."""
+    text: str
+    has_output: bool
+    data: memoryview
 
 
 @dataclass
@@ -32,6 +42,9 @@ class _Content:
     rows: list[np.ndarray] = field(default_factory=list)
     raw: dict[int, dict[int, memoryview]] = field(default_factory=dict)
     notes: list[dict] = field(default_factory=list)
+    operators: dict[int, dict] = field(default_factory=dict)       # O records by probe
+    missing: dict[str, str] = field(default_factory=dict)          # why asked for operands are not there
+    operands: dict[int, dict[int, _Operands]] = field(default_factory=dict)  # by probe and step
 
     def add(self, kind: bytes, payload: memoryview) -> None:
         """Raises _Fault."""
@@ -51,6 +64,10 @@ class _Content:
             step, index = RAW.unpack_from(payload)
             self._known(index)
             self.raw.setdefault(step, {})[index] = payload[RAW.size:]
+        elif kind == b"O":
+            self._operator(_object(payload))
+        elif kind == b"T":
+            self._tensors(payload)
         elif kind == b"E":
             self.end = _object(payload)
         else:
@@ -98,6 +115,45 @@ class _Content:
         self.present.append(present)
         self.rows.append(rows)
 
+    def _operator(self, item: Mapping) -> None:
+        if "missing" in item:
+            self.missing[_need(item, "name", str)] = _need(item, "missing", str)
+            return
+        index = _need(item, "index", int)
+        self._known(index)
+        self._check(item)
+        self.operators[index] = {"operator": item["operator"], "executions": item["executions"]}
+
+    def _tensors(self, payload: memoryview) -> None:
+        if len(payload) < OPERANDS.size:
+            raise _Fault("is too short")
+        step, index, length = OPERANDS.unpack_from(payload)
+        self._known(index)
+        item = _object(payload[OPERANDS.size:OPERANDS.size + length])
+        self._check(item)
+        has_output = _need(item, "output", bool)
+        data = payload[OPERANDS.size + length:]
+        sizes = [_bytes_of_operand(name, operand) for name, operand in item["operator"]["operands"].items()]
+        if len(data) < sum(sizes) or (len(data) == sum(sizes)) == has_output:
+            raise _Fault("has not the bytes of its operands")
+        text = _key({"operator": item["operator"], "executions": item["executions"]})
+        self.operands.setdefault(index, {})[step] = _Operands(text, has_output, data)
+
+    @staticmethod
+    def _check(item: Mapping) -> None:
+        if _need(item, "executions", int) < 1:
+            raise _Fault("has no execution")
+        try:
+            operator = complete({"probe": "", **_need(item, "operator", dict)})
+            whole = [operator["rows"], operator["columns"], operator.get("batch", 1)]
+            for name, operand in operator["operands"].items():
+                whole += operand["shape"]
+                _operand_type(name, operand)
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
+            whole = [None]
+        if not all(type(n) is int and n > 0 for n in whole):
+            raise _Fault("has no operator as docs/formats.md describes it")
+
     def _note(self, item: Mapping) -> None:
         _need(item, "step", int)
         if "incident" in item:
@@ -117,6 +173,18 @@ class _Content:
             if not (isinstance(group, list) and len(group) == 2 and type(group[0]) is int and isinstance(group[1], str)):
                 raise _Fault("groups is not a list of parameter groups")
         self.notes.append(item)
+
+
+def _key(item: Mapping) -> str:
+    return json.dumps(item, sort_keys=True)
+
+
+def _bytes_of_operand(name: str, operand: Mapping) -> int:
+    return math.prod(operand["shape"]) * _operand_type(name, operand).itemsize
+
+
+def _operand_type(name: str, operand: Mapping) -> np.dtype:
+    return np.dtype(np.uint8) if name == MASK else FORMATS[operand["format"]].numpy
 
 
 def _object(payload: memoryview) -> dict:
@@ -195,6 +263,8 @@ def _assemble(content: _Content) -> Trace:
                   **values, probes=[Probe(entry.name, entry.kind, entry.format, entry.shape) for entry in entries])
     _add_series(trace, content)
     _add_raw(trace, entries, content.raw)
+    if "operands" in header["manifest"]:
+        _add_operators(trace, entries, content, None if incident is None else incident["step"])
     forward = np.array([probe.kind == "activation" for probe in trace.probes])
     bad = np.argwhere((trace.nonfinite > 0) & forward)
     if len(bad):
@@ -291,3 +361,79 @@ def _add_raw(trace: Trace, entries: list[ProbeEntry], raw: Mapping) -> None:
         trace.raw_step = np.array(common, np.int64)
         trace.raw = {elements[index][0].name: np.stack([np.frombuffer(raw[step][index], FORMATS[elements[index][0].format].numpy)
                                                         for step in common]) for index in sorted(complete)}
+
+
+def _add_operators(trace: Trace, entries: list[ProbeEntry], content: _Content, incident: int | None) -> None:
+    """The operators of all probes, and the operands of those that have them in the same steps: a trace has one list of steps."""
+    missing = dict(content.missing)
+    names = {entry.index: entry.name for entry in entries}
+    known = {}  # by probe: those whose shape is that of the probe in the trace
+    for entry, probe in zip(entries, trace.probes):
+        item = content.operators.get(entry.index)
+        if item is not None and _elements(item["operator"]) == probe.elements:
+            known[entry.index] = item
+        elif entry.index in content.operands:
+            missing.setdefault(entry.name, "its operator is not known in the step in which it had most elements")
+    recorded = set(trace.step.tolist())
+    steps = {index: {step for step, operands in content.operands.get(index, {}).items()
+                     if step in recorded and operands.text == _key(item)} for index, item in known.items()}
+    common, chosen = _common_steps({index: own for index, own in steps.items() if own}, incident)
+    for index, own in steps.items():
+        everywhere = set(content.operands.get(index, {}))
+        if index not in chosen and everywhere:
+            missing.setdefault(names[index], "it has operands in other steps than the others, "
+                               f"of which the trace holds steps {_shown_steps(common)}" if own else
+                               "its shapes or attributes were others in each step with operands")
+        elif everywhere - set(common):
+            missing.setdefault(names[index], f"not in steps {_shown_steps(sorted(everywhere - set(common)))}: other operators were "
+                               "not there, or its shapes or attributes were others")
+    trace.operators = [complete({"probe": names[index], **item["operator"]}) for index, item in known.items()]
+    if common:
+        trace.operand_step = np.array(common, np.int64)
+        for index in (index for index in known if index in chosen):
+            _add_elements(trace, entries, index, known[index]["operator"], [content.operands[index][step] for step in common])
+    manifest = trace.manifest["operands"] = dict(trace.manifest["operands"])
+    executions = {names[index]: item["executions"] for index, item in known.items() if item["executions"] > 1}
+    if executions:
+        manifest["executions"] = executions
+    if missing:
+        manifest["missing"] = missing
+    if content.end is None and incident is None and manifest.get("ring"):
+        manifest["lost"] = (f"the run was killed before an incident: the operands of its last {manifest['ring']} steps were in its "
+                            "memory only")
+
+
+def _elements(operator: Mapping) -> int:
+    rows = operator.get("batch", 1) * operator["rows"]
+    return rows if KERNELS[operator["kernel"]].shape == "row_reduction" else rows * operator["columns"]
+
+
+def _common_steps(steps: Mapping[int, set[int]], incident: int | None) -> tuple[list[int], set[int]]:
+    """Steps in which all of the chosen probes have operands, and these probes: those of the incident's step, where some have it;
+    then as many probes as leave a step, those with more steps first."""
+    if any(incident in own for own in steps.values()):
+        steps = {index: own for index, own in steps.items() if incident in own}
+    common: set[int] = set()
+    chosen: set[int] = set()
+    for index, own in sorted(steps.items(), key=lambda item: -len(item[1])):
+        rest = own & common if chosen else own
+        if rest:
+            common = rest
+            chosen.add(index)
+    return sorted(common), chosen
+
+
+def _shown_steps(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:10])) + (", ..." if len(steps) > 10 else "")
+
+
+def _add_elements(trace: Trace, entries: list[ProbeEntry], index: int, operator: Mapping, rows: Sequence[_Operands]) -> None:
+    entry = next(entry for entry in entries if entry.index == index)
+    at, own = 0, {}
+    for name, operand in operator["operands"].items():
+        kind, count = _operand_type(name, operand), math.prod(operand["shape"])
+        own[name] = np.stack([np.frombuffer(row.data, kind, count, at).reshape(operand["shape"]) for row in rows])
+        at += _bytes_of_operand(name, operand)
+    trace.operands[entry.name] = own
+    if all(row.has_output for row in rows):
+        trace.outputs[entry.name] = np.stack([np.frombuffer(row.data, FORMATS[entry.format].numpy, offset=at) for row in rows])

@@ -30,6 +30,8 @@ from opd.capture.hooks import COMPILED, ModelHooks
 from opd.capture.incident import find_incident
 from opd.capture.journal import SUFFIX, JournalWriter, ProbeEntry, row_type
 from opd.capture.observation import Observation, PendingStep, bytes_of, merge_shapes, start_transfer
+from opd.capture.operands import Operands
+from opd.capture.operators import NotKnown, Operator
 from opd.capture.optimizer import OptimizerProbes, unwrap
 from opd.capture.probes import Registry, Selection
 from opd.capture.recovery import make_trace, set_aside
@@ -70,6 +72,10 @@ class Capture:
     raw         patterns of probe names whose elements are kept ...
     raw_steps   ... in these steps (anything with `in`, such as range(100, 120)); by default in a ring of the last `ring`
                 recorded steps, which is written when a value turns non-finite
+    operands    patterns of forward probes whose operators' inputs are kept, by default in a ring of 8 recorded steps, which is
+                written when a value turns non-finite; the operators of all forward probes are then listed in the trace
+    operand_steps  ... in these steps (anything with `in`), or "last": the ring is written at the end even without an incident
+    operand_ring   ... number of steps in the ring; 0 by default where steps are chosen
     sideband    logits of fused attention: "logits" (recomputed), "full" (softmax as well) or "off"
     compiled    inside code of torch.compile: "skip" leaves it alone, "split" cuts it at every probe (slower, and may round
                 differently)
@@ -87,7 +93,8 @@ class Capture:
     def __init__(self, model: nn.Module | Mapping[str, nn.Module], path: str | os.PathLike, *,
                  optimizer: Optimizer | Iterable[Optimizer] | None = None, probes: str | Iterable[str] = "key", every: int = 1,
                  statistics: str = "core", raw: str | Iterable[str] = (), raw_steps: Container[int] | None = None,
-                 ring: int = RING, sideband: str = "logits", compiled: str = "skip", auto_loss: bool = False,
+                 ring: int = RING, operands: str | Iterable[str] = (), operand_steps: Container[int] | str | None = None,
+                 operand_ring: int | None = None, sideband: str = "logits", compiled: str = "skip", auto_loss: bool = False,
                  inference: bool = False, first_step: int = 0, name: str | None = None, label: str | None = None, seed: int | str = "",
                  model_text: str | None = None, manifest: Mapping | None = None,
                  _launch: str | None = None, _strict: bool = True):
@@ -120,6 +127,10 @@ class Capture:
         if raw_steps is not None and not hasattr(raw_steps, "__contains__"):
             raise CaptureError("raw_steps: give something with steps in it, for instance range(100, 120)")
         self._raw_steps, self._ring = raw_steps, deque(maxlen=ring)
+        if operands == () and (operand_steps is not None or operand_ring is not None):
+            raise CaptureError(f"{'operand_steps' if operand_steps is not None else 'operand_ring'}: no operator's operands are kept; "
+                               "name some with operands")
+        self.operands = Operands(operands, operand_steps, operand_ring) if operands != () else None
         self._columns, self._every = STATISTICS[statistics], every
         self._row = row_type(statistics == "full")
         self._sideband, self._compiled = sideband, compiled
@@ -185,17 +196,20 @@ class Capture:
                             "the journal of an earlier run, kept as it is: it cannot be turned into a trace here")
             options = {"probes": self.selection.texts, "every": every, "statistics": statistics, "raw": self._raw_patterns,
                        "sideband": f"logits of fused attention: {_SIDEBAND_TEXT[sideband]}", "compiled": compiled}
+            texts = {"capture": options} if self.operands is None else {"capture": options, "operands": self.operands.options()}
             self._journal = JournalWriter(journal, {
                 "launch": _launch, "full": statistics == "full", "label": label, "seed": str(seed),
                 "framework": f"torch {torch.__version__}",
                 "name": re.sub(r"[^A-Za-z0-9_.-]+", "_", name or self.path.stem) or "run",
                 "model": model_text if model_text is not None else ", ".join(map(_describe, models.values())),
-                "manifest": {**(manifest or {}), "capture": options, "rank": list(_rank()), "versions": {
+                "manifest": {**(manifest or {}), **texts, "rank": list(_rank()), "versions": {
                     "torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__}}})
         except BaseException:
             self._remove_hooks()
             raise
         self.journal = journal
+        if self.operands is not None:
+            self.operands.journal = self._journal
         _open_paths.add(journal)
         _captures.add(self)
         atexit.register(self.close)
@@ -289,6 +303,8 @@ class Capture:
     def _make_trace(self) -> str | None:
         """Ends the journal; returns why it did not become a trace."""
         try:
+            if self.operands is not None:
+                self.operands.end()
             ending = {"complete": self._stopped is None, "skipped": self._registry.skipped}
             self._journal.end(ending | ({"stopped": self._stopped} if self._stopped else {}))
             if self._closed_steps:
@@ -407,14 +423,29 @@ class Capture:
         self._count(first, training, gradients)
         self._observations.append(first)
 
-    def see_output(self, name: str, suffix: str, tensor: Tensor, training: bool, gradients: bool) -> int:
-        """An output of a module, as part of the step. Returns which call of the pass it is."""
+    def see_output(self, name: str, suffix: str, tensor: Tensor, training: bool, gradients: bool,
+                   find: Callable[[], Operator] | None = None) -> int:
+        """An output of a module, as part of the step. find: gives the operator that made it, or raises NotKnown. Returns which
+        call of the pass it is."""
         observation = self.observe(name, "activation", tensor, suffix)
         if observation is None:
             return 1
+        if find is not None:
+            self.see_operator(observation, find, tensor)
         self._count(observation, training, gradients)
         self._observations.append(observation)
         return observation.call
+
+    def see_operator(self, observation: Observation, find: Callable[[], Operator], output: Tensor | None) -> None:
+        """What made an observation that is about to be counted. find: gives the operator, or raises NotKnown."""
+        call = self._calls.get((observation.name, observation.suffix), 0) + 1
+        try:
+            operator = find()
+        except NotKnown as why:
+            name = f"{observation.name}#{call}" if call > 1 else observation.name
+            self.operands.miss(name + observation.suffix, str(why))
+            return
+        observation.execution = self.operands.take(observation.name, call, observation.suffix, self._number, operator, output)
 
     def _count(self, observation: Observation, training: bool, gradients: bool) -> None:
         key = (observation.name, observation.suffix)
@@ -456,14 +487,21 @@ class Capture:
                 log.warning("raw: no probe is called %r after the first step, so that none of its elements are kept; the probes "
                             "are %s", pattern, ", ".join(names[:20]) + (", ..." if len(names) > 20 else ""))
 
+    def _check_operands(self) -> None:
+        entries = self._registry.entries
+        self.operands.check([entry.name for entry in entries if entry.kind == "activation"],
+                            [entry.name for entry in entries if entry.kind != "activation"],
+                            [name for hooks in self._models for name in hooks.names],
+                            [name for hooks in self._models for name in hooks.skipped_names])
+
     def _add_hooks(self, prefix: str, model: nn.Module) -> None:
         hooks = ModelHooks(self, prefix, model, self.selection, self._sideband, self._compiled)
         self._models.append(hooks)
         self._parts.append(hooks)
         self._collectives.add_model(model, hooks.parameters())
-        if hooks.skipped_modules:
+        if hooks.skipped_names:
             log.warning("%d modules are inside code of torch.compile and are not probed; compiled=\"split\" probes them, at the "
-                        "price of a graph break each", hooks.skipped_modules)
+                        "price of a graph break each", len(hooks.skipped_names))
 
     def _remove_hooks(self) -> None:
         for part in self._parts:
@@ -519,6 +557,8 @@ class Capture:
         self._losses.clear()
         self._loss_scale, self._loss_is_scaled, self._grad_norm, self._seen_loss = None, False, None, None
         self._collectives.next_step()
+        if self.operands is not None:
+            self.operands.next_step()
         observations, self._observations = self._observations, []
         if not self._trains:
             self._trains = any(training for training, _ in self._all_passes(observations).values())
@@ -542,6 +582,8 @@ class Capture:
         self._closed_steps += 1
         if self._closed_steps == 1:
             self._check_raw()
+            if self.operands is not None:
+                self._check_operands()
         while self._pending and not (len(self._pending) == 1 and self._pending[0].on_device):
             self._write(self._pending.popleft())
 
@@ -640,6 +682,11 @@ class Capture:
             for ringed in self._ring:
                 self._write_raw(*ringed)
             self._ring.clear()
+        if self.operands is not None:
+            probes = [(entry, elements, [step.observations[i].execution for i in members]) for entry, elements, members
+                      in zip(entries, rows["elements"].tolist(), groups.values()) if entry.kind == "activation"]
+            self.operands.close_step(step.number, self.operands.rows(probes), is_new)
+        if is_new:
             self._journal.sync()
 
     @staticmethod
