@@ -75,6 +75,8 @@
     });
     const yAxis = key => layout["yaxis" + yOf[key].slice(1)];
     const traces = [];
+    const room = (div.clientWidth - LEFT - RIGHT) / ((steps[steps.length - 1] - steps[0]) / spacing + 1);  // pixels of a step
+    const ring = Math.max(5, Math.min(16, 0.9 * room));
 
     // The background is the mode that it was issued in.
     steps.forEach((step, s) => {
@@ -99,21 +101,27 @@
       const over = steps.map((_, s) => Boolean(bad[m].get(s)?.overflow));
       traces.push({
         type: "scatter", mode: "markers", name: mode, x: steps, y: steps.map(() => m), xaxis: "x", yaxis: yOf.outcome,
-        marker: {symbol: over.map(o => (o ? "x" : "circle")), size: over.map(o => (o ? 9 : 4)), color: over.map(o => (o ? "#111111" : MARKS[mode]))},
+        marker: {symbol: over.map(o => (o ? "x" : "circle")), size: over.map(o => (o ? Math.max(6, 0.55 * ring) : Math.min(4, 0.6 * room))),
+                 color: over.map(o => (o ? "#111111" : MARKS[mode]))},
         customdata: steps.map((_, s) => told(m, s)), hovertemplate: "%{customdata}",
       });
     });
     traces.push({type: "scatter", mode: "markers", x: steps, y: operator.modes.map(mode => data.modes.indexOf(mode)), xaxis: "x", yaxis: yOf.outcome,
-                 hoverinfo: "skip", marker: {symbol: "circle-open", size: 16, color: INK, line: {width: 1.3}}});
+                 hoverinfo: "skip", marker: {symbol: "circle-open", size: ring, color: INK, line: {width: 1.3}}});
     Object.assign(yAxis("outcome"), {range: [data.modes.length - 0.4, -0.6], tickvals: data.modes.map((_, m) => m), ticktext: data.modes});
 
-    const curve = (key, mode, y, text, extra = {}) => ({
-      type: "scatter", mode: "lines+markers", name: mode, x: steps, y, xaxis: "x", yaxis: yOf[key], connectgaps: false, customdata: text,
-      hovertemplate: "%{customdata}", ...LINES[mode], ...extra,
+    // Lines do not cross from one window of steps to the next: a point without a value lies between.
+    const points = steps.flatMap((step, s) => (steps[s + 1] - step > 2 * spacing ? [s, -1] : [s]));
+    const broken = values => points.map(s => (s < 0 ? null : values[s]));
+    const curve = (key, mode, y, text, symbols = "circle") => ({
+      type: "scatter", mode: "lines+markers", name: mode, x: points.map((s, i) => (s < 0 ? steps[points[i - 1]] + spacing : steps[s])), y: broken(y),
+      xaxis: "x", yaxis: yOf[key], connectgaps: false, customdata: broken(text), hovertemplate: "%{customdata}", line: LINES[mode].line,
+      marker: {...LINES[mode].marker, symbol: Array.isArray(symbols) ? broken(symbols) : symbols},
     });
     const limitLine = (key, limit, text) => {
-      layout.shapes.push({type: "line", xref: "paper", x0: 0, x1: 1, yref: yOf[key], y0: limit, y1: limit, line: {color: INK, width: 1.2, dash: "dot"}});
-      layout.annotations.push({xref: "paper", x: 0, xanchor: "left", yref: yOf[key], y: limit, yanchor: "bottom", showarrow: false, text,
+      layout.shapes.push({type: "line", xref: "paper", x0: 0, x1: 1, yref: yOf[key], y0: limit, y1: limit,
+                          line: {color: INK, width: 1.2, dash: "dot"}});
+      layout.annotations.push({xref: "paper", x: 0, xanchor: "left", yref: yOf[key], y: limit, yanchor: "bottom", yshift: 4, showarrow: false, text,
                                font: {size: 10, color: MUTED}, bgcolor: "rgba(255, 255, 255, 0.75)", borderpad: 1});
     };
     // Magnitudes. The limit is always in the picture: the distance to it is what matters.
@@ -123,21 +131,22 @@
       const low = known.length ? least(known) : 0, high = known.length ? most(known) : 1, pad = (high - low) * 0.08 + 0.4;
       yAxis(key).range = [low - pad, high + 2 * pad];
       for (const mode of ORDER) {
-        traces.push(curve(key, mode, drawn[mode], values[mode].map((v, s) => (drawn[mode][s] === null ? String(v) : `${show(v)} = 2^${drawn[mode][s].toFixed(2)}`))));
+        traces.push(curve(key, mode, drawn[mode], values[mode].map(v => `${show(v)} = 2^${Math.log2(v).toFixed(2)}`)));
       }
       if (limit !== null) limitLine(key, limit, text);
+      // Where a mode overflows: FAST at its limit, where that is drawn, others at the upper edge.
+      const what = key === "largest" ? "nonfinite" : "accumulator";
+      data.modes.forEach((mode, m) => {
+        const at = steps.map((_, s) => s).filter(s => bad[m].get(s)?.overflow && bad[m].get(s)[what] > 0);
+        traces.push({type: "scatter", mode: "markers", name: `${mode} overflows`, x: at.map(s => steps[s]),
+                     y: at.map(() => (mode === "FAST" && limit !== null ? limit : high + 1.4 * pad)), xaxis: "x", yaxis: yOf[key],
+                     marker: {symbol: "x", size: 8, color: MARKS[mode]}, hoverinfo: "skip"});
+      });
     };
-    const limit = Math.log2(operator.limit);
-    magnitudes("largest", limit, `${operator.format} limit ${show(operator.limit)}`);
-    data.modes.forEach((mode, m) => {
-      const at = steps.map((_, s) => s).filter(s => bad[m].get(s)?.overflow);
-      traces.push({type: "scatter", mode: "markers", name: `${mode} overflows`, x: at.map(s => steps[s]),
-                   y: at.map(() => (mode === "FAST" ? limit : yAxis("largest").range[1])),
-                   xaxis: "x", yaxis: yOf.largest, marker: {symbol: "x", size: 8, color: MARKS[mode]}, hoverinfo: "skip"});
-    });
+    magnitudes("largest", Math.log2(operator.limit), `${operator.format} limit ${show(operator.limit)}`);
     if (operator.accumulator) {
       const near = operator.accumulator_limit;
-      magnitudes("accumulator", near === null ? null : Math.log2(near), `${operator.format} accumulators of FAST: limit ${near === null ? "" : show(near)}`);
+      magnitudes("accumulator", near === null ? null : Math.log2(near), `${operator.format} limit ${near === null ? "" : show(near)}, of FAST`);
     }
 
     // Errors, on a logarithmic axis that ends half a decade below the smallest; 0 is drawn there.
@@ -149,9 +158,10 @@
       const pad = Math.max(0.2, 0.5 - (high - floor) / 2), range = [floor - pad, high + pad];
       Object.assign(yAxis(key), {type: "log", range, ...decades(...range)});
       for (const mode of ORDER) {
-        const values = operator[key][mode], style = LINES[mode];
-        traces.push(curve(key, mode, values.map(v => (v > 0 ? v : v === 0 ? 10 ** floor : null)), values.map(v => (key === "ulps" ? `${show(v)} ulp` : show(v))),
-                          {marker: {...style.marker, symbol: values.map(v => (v === 0 ? "circle-open" : "circle"))}}));
+        const values = operator[key][mode];
+        const told = values.map(v => show(v) + (key === "ulps" ? " ulp" : ""));
+        traces.push(curve(key, mode, values.map(v => (v > 0 ? v : v === 0 ? 10 ** floor : null)), told,
+                          values.map(v => (v === 0 ? "circle-open" : "circle"))));
       }
     }
     Plotly.react(div, traces, layout, PLOT_CONFIG);

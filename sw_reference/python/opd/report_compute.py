@@ -65,7 +65,7 @@ def _mode_clauses(operator: dict, trace: Trace) -> str:
             fine.append(mode)
             continue
         inside = sum(step["modes"][mode]["nonfinite"] == 0 for step in found)
-        where = "" if not inside else " in its accumulators alone" if inside == len(found) else f", at {inside:,} of them in its accumulators alone"
+        where = f"{'' if inside == len(found) else f', at {inside:,} of them'} in its accumulators alone" if inside else ""
         clauses.append(f"{mode} overflows at {_step_list([step['step'] for step in found], trace)}{where}")
     if fine:
         clauses.append(" and ".join(fine) + (" does not" if len(fine) == 1 else " do not"))
@@ -93,15 +93,15 @@ def _verdict_of(operator: dict, force_mode: str | None) -> str:
     if all_of_them == 1:
         outcome = "the overflow was avoided" if avoided else "the overflow happened"
     else:
-        outcome = (f"all {all_of_them:,} overflows were avoided" if avoided == all_of_them else
-                   f"{avoided:,} of {all_of_them:,} overflows were avoided" if avoided else f"all {all_of_them:,} overflows happened")
+        share = f"all {avoided:,} overflows" if avoided == all_of_them else f"{f'{avoided:,}' if avoided else 'none'} of {all_of_them:,} overflows"
+        outcome = f"{share} {'was' if avoided < 2 else 'were'} avoided"
     if force_mode is not None:
         return f"forced to {force_mode}, {outcome}"
     first = operator["modes"]["FAST"]["first_overflow_step"]
     if operator["lead_steps"]:
         mode = next(step["mode"] for step in operator["steps"] if step["step"] == first)
-        return (f"issued in {mode} by then, out of FAST since step {first - operator['lead_steps']}, "
-                f"{count(operator['lead_steps'], 'step')} before, so {outcome}")
+        return (f"out of FAST since step {first - operator['lead_steps']}, {count(operator['lead_steps'], 'step')} earlier, and issued in {mode}, "
+                f"so {outcome}")
     downshift = _downshift(operator)
     if downshift is None:
         return f"issued in FAST to the end, so {outcome}"
@@ -160,12 +160,16 @@ def _framework(operator: dict) -> list[str]:
     far = {"more": "more than 8&nbsp;ulp", "0": ""}.get(furthest, f"up to {furthest[-1]}&nbsp;ulp")
     if ulps["nonfinite"]:
         far += ("; " if far else "") + f"{ulps['nonfinite']:,} finite on one side only"
-    wide = f"; {figures['different_wide']:,} differ with FP32 accumulators" if figures["cause"] == "accumulator width" else ""
+    wide = f"; {figures['different_wide']:,} with FP32" if figures["cause"] == "accumulator width" else ""
     return [f"{figures['different']:,} of {figures['elements']:,} differ", text(figures["cause"] or "cause not known") + wide, far]
 
 
 def _error(value: float | None) -> str:
     return DASH if value is None else "0" if value == 0 else f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def _ulps(value: float | None) -> str:
+    return _error(value) if value is None or value == 0 or value >= 1e5 else number(value)
 
 
 def _rows(operators: Iterable[dict]) -> Iterable[tuple[str, list[str]]]:
@@ -180,15 +184,15 @@ def _rows(operators: Iterable[dict]) -> Iterable[tuple[str, list[str]]]:
             kind = " ".join(word for word, chosen in (("first", position == 0), ("over", figures["overflows"])) if chosen)
             yield kind or "mode", [
                 name, mode, f"{figures['issued']:,}", overflows, f"{first:,}" if first is not None else DASH,
-                _error(figures["largest_relative"]), DASH if figures["largest_ulps"] is None else number(figures["largest_ulps"]),
-                f"{cost['cycles']:,}", size(cost["bytes_read"]), size(cost["bytes_written"]), against]
+                _error(figures["largest_relative"]), _ulps(figures["largest_ulps"]), f"{cost['cycles']:,}", size(cost["bytes_read"]),
+                size(cost["bytes_written"]), against]
 
 
 def _bar(cycles: int, base: int, largest: int) -> str:
     """The clocks of all FAST, and what comes on top."""
     width, foot = 1000 * cycles / largest, 1000 * min(base, cycles) / largest
-    return (f'<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true"><rect class="added" width="{width:.1f}" height="10"/>'
-            f'<rect class="base" width="{foot:.1f}" height="10"/></svg>')
+    return ('<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">'
+            f'<rect class="added" width="{width:.1f}" height="10"/><rect class="base" width="{foot:.1f}" height="10"/></svg>')
 
 
 def _cost(entry: dict) -> str:
@@ -204,18 +208,18 @@ def _cost(entry: dict) -> str:
     rows = []
     for name, policy in policies.items():
         shown = f"SAFE for {cost['culprit']} alone" if name == "SAFE for the culprit" else name
+        changes = [f"{policy['added_percent']:+.1f} %", f"{policy['throughput_lost_percent']:.1f} %"] if name != "all FAST" else [DASH, DASH]
         claimed = policy["claimed_lost_percent"]
         rows.append(("total" if name == "as issued" else "mode", [
-            text(shown), _bar(policy["cycles"], base, largest), f"{policy['cycles']:,}", f"{policy['added_percent']:+.1f} %" if name != "all FAST" else DASH,
-            f"{policy['throughput_lost_percent']:.1f} %" if name != "all FAST" else DASH, f"{text(claimed)} %" if claimed else DASH]))
-    return ("<h3>What it costs</h3>"
-            f"<p>{count(cost['executions'], 'execution')} of {count(cost['operators'], 'operator')} over {count(entry['steps'], 'step')}, {text(how)}: "
-            f"<strong>{count(issued['cycles'], 'clock')}</strong> of the vector unit, {more}.</p>" +
-            table(["policy", "", "#clocks", "#added", "#throughput lost", "#the article says"], rows) +
-            '<p class="note">By the formula of <code>docs/vector_unit.md</code>, every operator of the list once a step, those included of which only the '
-            "shape is known. <i>Throughput lost</i>: 1 &minus; all FAST / clocks. <i>The article</i> that proposed the three modes counts whole training steps "
-            "of a model of 13 billion parameters on GPUs, this table the clocks of one vector unit for the listed operators: the two are not the same "
-            "measure.</p>")
+            text(shown), _bar(policy["cycles"], base, largest), f"{policy['cycles']:,}", *changes, f"{text(claimed)} %" if claimed else DASH]))
+    executed = f"{count(cost['executions'], 'execution')} of {count(cost['operators'], 'operator')} over {count(entry['steps'], 'step')}"
+    return (f"<h3>What it costs</h3><p>{executed}, {text(how)}: <strong>{count(issued['cycles'], 'clock')}</strong> of the vector unit, {more}.</p>"
+            '<div class="policies">' +
+            table(["policy", "", "#clocks", "#added", "#throughput lost", "#the article says"], rows) + "</div>"
+            '<p class="note">By the formula of <code>docs/vector_unit.md</code>, every operator of the list once a step, those included of '
+            "which only the shape is known. <i>Throughput lost</i>: 1 &minus; all FAST / clocks. <i>The article</i> that proposed the three modes "
+            "counts whole training steps of a model of 13 billion parameters on GPUs, this table the clocks of one vector unit for the listed "
+            "operators: the two are not the same measure.</p>")
 
 
 def _answers(operators: Sequence[dict], compute: dict, trace: Trace) -> str:
@@ -230,19 +234,24 @@ def _answers(operators: Sequence[dict], compute: dict, trace: Trace) -> str:
     avoided, fast = map(sum, zip(*map(_avoided, computed)))
     happened = sum(operator["overflows"] for operator in computed)
     told = ", ".join(f"{counts[mode] or 'none'} in {mode}" for mode in MODES)
-    kept = f" {avoided:,} of {count(fast, 'overflow')} of FAST did not happen in the mode that ran." if fast else ""
-    parts = [f'<p class="verdict {"idle" if happened else "good"}"><strong>Of {count(len(computed), "computed operator")}, those that overflow: {told}.</strong>'
-             f"{kept} As issued, {count(happened, 'execution') if happened else 'no execution'} overflowed.</p>"]
-    items = [f"<li{' class=' + chr(34) + 'bad' + chr(34) if operator['overflows'] else ''}><b>{text(operator['probe'])}</b> "
-             f"({text(operator['kernel'])}, {text(operator['format'])}): {text(_answer(operator, compute['force_mode'], trace))}.</li>" for operator in over]
-    parts.append(f'<ul class="answers">{"".join(items[:SHOWN_OPERATORS])}</ul>')
-    if rest := items[SHOWN_OPERATORS:]:
-        parts.append(f'<details><summary>{count(len(rest), "more operator")} that overflow</summary><ul class="answers">{"".join(rest)}</ul></details>')
-    return "".join(parts)
+    share = "The" if fast == avoided else f"{avoided:,} of"
+    kept = f" {share} {count(fast, 'overflow')} of FAST did not happen in the mode that ran." if fast else ""
+    items = []
+    for operator in over:
+        name = f"<b>{text(operator['probe'])}</b> ({text(operator['kernel'])}, {text(operator['format'])})"
+        bad = ' class="bad"' if operator["overflows"] else ""
+        items.append(f"<li{bad}>{name}: {text(_answer(operator, compute['force_mode'], trace))}.</li>")
+    shown, rest = items[:SHOWN_OPERATORS], items[SHOWN_OPERATORS:]
+    return (f'<p class="verdict {"idle" if happened else "good"}"><strong>Of {count(len(computed), "computed operator")}, those that overflow: '
+            f"{told}.</strong>{kept} As issued, {count(happened, 'execution') if happened else 'no execution'} overflowed.</p>"
+            f'<ul class="answers">{"".join(shown)}</ul>' +
+            (f'<details><summary>{count(len(rest), "more operator")} that overflow</summary><ul class="answers">{"".join(rest)}</ul></details>'
+             if rest else ""))
 
 
 def _setting(compute: dict) -> str:
-    accumulator = {"per-operator": "as wide as each operator has them", "narrow": "all in the operator's own format", "wide": "all in FP32"}
+    accumulator = {"per-operator": "as wide as each operator has them", "narrow": "all in the operator's own format",
+                   "wide": "all in FP32"}
     facts = [f"{count(compute['executions'], 'execution')} computed by each path that computes",
              f"{compute['executions_compared']:,} of them ({count(compute['elements_compared'], 'element')}) compared bit for bit",
              f"accumulators of FAST {accumulator.get(compute['accumulator'], compute['accumulator'])}",
@@ -260,14 +269,36 @@ def _picture(index: int, operators: Sequence[dict]) -> str:
         return ""
     options = "".join(f'<option value="{operator["op"]}">{operator["op"]}: {text(operator["probe"])}</option>' for operator in computed)
     keys = "".join(f'<span class="key"><i class="{mode.lower()}"></i>{mode}</span>' for mode in MODES)
-    return (f'<h3 class="operator"><label for="compute-op-{index}">Operator</label> <select id="compute-op-{index}">{options}</select></h3>'
+    return (f'<h3 class="operator"><label for="compute-op-{index}">Operator</label> '
+            f'<select id="compute-op-{index}">{options}</select></h3>'
             '<p class="answer" aria-live="polite"></p><p class="note cost"></p>'
-            f'<p class="keys">{keys}<span class="key"><i class="ran"></i>mode that ran</span><span class="key"><i class="cross"></i>overflows</span>'
+            f'<p class="keys">{keys}<span class="key"><i class="ran"></i>mode that ran</span>'
+            '<span class="key"><i class="cross"></i>overflows</span>'
             '<span class="key"><i class="band stable"></i><i class="band safe"></i>issued in STABLE, in SAFE</span></p>'
             '<div class="plot computed"></div>'
-            '<p class="note">Every step whose operands are in the trace, computed in all three modes on the same operands. The limit is that of the '
-            "operator&rsquo;s own format; STABLE and SAFE write BF16 unless that is FP32. Accumulators of SAFE are of compressed operands. Errors are the "
-            "largest of an output against binary64, over elements that are finite in both; an exact output is drawn hollow at the foot.</p>")
+            '<p class="note">Every step whose operands are in the trace, computed in all three modes on the same operands: largest finite '
+            "magnitudes. The limit is that of the operator&rsquo;s own format; STABLE and SAFE write BF16 unless that is FP32. Accumulators of "
+            "SAFE are of compressed operands. Errors are the largest of an output against binary64, over elements that are finite in both; an "
+            "exact output is drawn hollow at the foot.</p>")
+
+
+def _operators(operators: Sequence[dict]) -> str:
+    """The table of all: first those that were computed, folded where they are many or only a shape is known."""
+    columns = ["operator", "mode", "#issued", "#overflows", "#first at", "#largest relative error", "#in ulp", "#clocks", "#read", "#written",
+               "FAST against the output in the trace"]
+    shown = [operator for operator in operators if operator["steps"]][:SHOWN_OPERATORS] or operators[:SHOWN_OPERATORS]
+    known = {operator["op"] for operator in shown}
+    rest = [operator for operator in operators if operator["op"] not in known]
+    shapes = sum(not operator["steps"] for operator in rest)
+    told = count(len(rest), "more operator")
+    if shapes:
+        told += f", {'' if shapes == len(rest) else f'{shapes:,} '}of which only the shape is known"
+    return ('<div class="operators">' + table(columns, _rows(shown)) +
+            (f"<details><summary>{told}</summary>{table(columns, _rows(rest))}</details>" if rest else "") +
+            '<p class="note"><i>issued</i>: of all steps of the trace. <i>overflows</i>, errors: of the steps with operands. Errors are against '
+            "binary64, in units in the last place of the format that the mode writes: one of BF16 is eight of FP16. Clocks and bytes are of one "
+            "execution. <i>n with FP32</i>: elements that differ with FP32 accumulators, too. Definitions: <code>docs/metrics.md</code>, "
+            "<i>Compute</i>.</p></div>")
 
 
 def section(index: int, entry: dict, trace: Trace) -> str:
@@ -275,15 +306,9 @@ def section(index: int, entry: dict, trace: Trace) -> str:
     if not compute:
         return ""
     operators = _worst_first(compute["operators"])
-    shown = " open" if len(operators) <= SHOWN_OPERATORS else ""
     return (f'<section class="compute" data-compute="{index}"><h2>{text(entry["name"])}: computed in three modes</h2>'
-            f'<p class="sub">{text(_setting(compute))}</p>' + _answers(operators, compute, trace) + _picture(index, operators) + _cost(entry) +
-            f'<details class="operators"{shown}><summary>{_capital(count(len(operators), "operator"))} in three modes</summary>' +
-            table(["operator", "mode", "#issued", "#overflows", "#first at", "#largest relative error", "#in ulp", "#clocks", "#read", "#written",
-                   "~FAST against the output in the trace"], _rows(operators)) +
-            '<p class="note"><i>issued</i>: of all steps of the trace. <i>overflows</i>, errors: of the steps with operands. Errors are against binary64, in '
-            "units in the last place of the format that the mode writes: one of BF16 is eight of FP16. Clocks and bytes are of one execution. Definitions: "
-            "<code>docs/metrics.md</code>, <i>Compute</i>.</p></details></section>")
+            f'<p class="sub">{text(_setting(compute))}</p>' + _answers(operators, compute, trace) + _picture(index, operators) +
+            _cost(entry) + "<h3>Operators</h3>" + _operators(operators) + "</section>")
 
 
 # --- data of the pictures --------------------------------------------------------------------------------------------------
