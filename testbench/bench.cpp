@@ -11,8 +11,11 @@
 #include <random>
 #include <utility>
 
+#include "computing_bench.hpp"
 #include "opd/reference/byte_sum.hpp"
+#include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
+#include "opd/sc/lane_processor.hpp"
 #include "opd/trace/whole_file.hpp"
 #include "opd/trace/writer.hpp"
 #include "paths/cpu_path.hpp"
@@ -126,6 +129,52 @@ void bench_cpu(Table& table, std::size_t bytes) {
   if (sink == 1) say("\n");  // keeps the results alive
 }
 
+/// FP16 numbers around 0, as a residual stream holds them: uniform in -2..2.
+std::vector<std::byte> uniform_halves(std::size_t count, std::mt19937_64& rng) {
+  std::vector<std::byte> elements(2 * count);
+  for (std::size_t k = 0; k < count; ++k) {
+    const float value = static_cast<float>(rng() >> 40) * 0x1p-22f - 2.0f;
+    const std::uint32_t bits = ref::cast(Format::kFp16, value);
+    elements[2 * k] = static_cast<std::byte>(bits);
+    elements[2 * k + 1] = static_cast<std::byte>(bits >> 8);
+  }
+  return elements;
+}
+
+/// The row kernels of the vector unit's reference in FAST beside PyTorch's on the same shapes.
+void bench_row_kernels(Table& table) {
+  constexpr std::uint32_t kRows = 4096, kColumns = 1024;
+  constexpr double kElements = double{kRows} * kColumns / 1e9;
+  std::mt19937_64 rng(2);
+  const std::vector<std::byte> x = uniform_halves(std::size_t{kRows} * kColumns, rng);
+  const std::vector<std::byte> gain = uniform_halves(kColumns, rng);
+  const std::vector<std::byte> bias = uniform_halves(kColumns, rng);
+  std::uint64_t sink = 0;
+  for (const Kernel kernel : {Kernel::kSoftmax, Kernel::kLayerNorm, Kernel::kRmsNorm}) {
+    const KernelTraits& traits = traits_of(kernel);
+    Computation computation{.kernel = kernel,
+                            .rows = kRows,
+                            .columns = kColumns,
+                            .attribute = static_cast<float>(traits.attribute_default)};
+    computation.operands[0] = {x, Format::kFp16, kRows, kColumns};
+    if (traits.operands[1] == "gain") computation.operands[1] = {gain, Format::kFp16, 1, kColumns};
+    if (traits.operands[2] == "bias") computation.operands[2] = {bias, Format::kFp16, 1, kColumns};
+    const double time = best_of_five([&] {
+      sink += std::to_integer<std::uint64_t>(ref::compute(computation, Mode::kFast).output[0]);
+    });
+    const std::string what =
+        fmt::format("cpu vector unit, {}, FP16, {} x {}", traits.name, kRows, kColumns);
+    const double torch = torch_row_kernel_seconds(std::string(traits.name), kRows, kColumns);
+    if (torch > 0) {
+      table.row(what, kElements / time, "G elements/s", "PyTorch", kElements / torch, torch / time,
+                1);
+    } else {
+      table.skipped(what, "PyTorch is not installed; scripts/setup --for test installs it");
+    }
+  }
+  if (sink == 1) say("\n");  // keeps the results alive
+}
+
 /// Completions per second of the CPU reference, statistics given: detection, risk and decision.
 double detection_speed(const DeviceParameters& device) {
   constexpr std::uint32_t kCompletions = 1u << 20;
@@ -203,12 +252,51 @@ trace::Trace large_tensors() {
   return trace::Trace::parse(trace::serialize(content, content.name), content.name);
 }
 
+/// FP16 softmax, LayerNorm and RMSNorm with gain and bias, rows of 1024, in FAST.
+void bench_computing(Table& table, ComputingBench& bench) {
+  constexpr std::uint32_t kRows = 1024, kColumns = 1024;
+  const std::vector<std::byte> elements = ordinary_elements(std::size_t{kRows} * kColumns * 2);
+  const auto row = std::span(elements).first(kColumns * 2);
+  for (const Kernel kernel : {Kernel::kSoftmax, Kernel::kLayerNorm, Kernel::kRmsNorm}) {
+    const KernelTraits& traits = traits_of(kernel);
+    Computation computation{.kernel = kernel,
+                            .rows = kRows,
+                            .columns = kColumns,
+                            .attribute = static_cast<float>(traits.attribute_default)};
+    computation.operands[0] = {elements, Format::kFp16, kRows, kColumns};
+    for (std::size_t i = 1; kernel != Kernel::kSoftmax && i < kMaxOperands; ++i) {
+      if (!traits.operands[i].empty()) computation.operands[i] = {row, Format::kFp16, 1, kColumns};
+    }
+    const ComputingBench::Speed accurate = bench.cycle_accurate(computation, 4);
+    table.goal_row(fmt::format("computing vector unit, {}, beats of its lanes", traits.name),
+                   static_cast<double>(accurate.lane_beats) / accurate.seconds / 1e6, "M beats/s",
+                   0.5);
+    say("  {:<44} {:>22}\n", "  in beats written back",
+        fmt::format("{:.3g} M beats/s",
+                    static_cast<double>(accurate.output_beats) / accurate.seconds / 1e6));
+    say("  {:<44} {:>22}\n", "  in clock cycles",
+        fmt::format("{:.3g} M cycles/s",
+                    static_cast<double>(accurate.cycles) / accurate.seconds / 1e6));
+    constexpr unsigned kCount = 16;
+    const double lt = best_of_five([&] { bench.loosely_timed(computation, kCount); }) / kCount;
+    const sc::LaneProcessor lanes;
+    Execution execution;
+    const double alone =
+        best_of_five([&] { lanes.execute(computation, Mode::kFast, {}, execution); });
+    const double count = static_cast<double>(computation.output_elements()) / 1e6;
+    table.row(fmt::format("computing vector unit, loosely timed, {}", traits.name), count / lt,
+              "M elements/s", "its lanes alone", count / alone, alone / lt, 0);
+  }
+}
+
 void bench_models(Table& table, const BenchOptions& options) {
   const DeviceParameters device = rtl_parameters();
+  ComputingBench computing(device);  // elaborated with the simulation, before anything runs
   const std::vector<CycleInput> stimulus = device_stimulus(device);
   const double rtl = measure_rtl_speed(stimulus, options.seconds) / 1e6;
   table.goal_row("rtl, Verilated, 512-bit beats", rtl, "M beats/s", 5);
   Simulation simulation({.device = device});
+  bench_computing(table, computing);
   std::vector<trace::Trace> traces;
   traces.push_back(large_tensors());
   for (const auto& file : options.traces) traces.push_back(trace::Trace::read(file));
@@ -250,6 +338,7 @@ int run_bench(const BenchOptions& options) {
       options.seconds);
   Table table;
   bench_cpu(table, std::size_t{options.megabytes} << 20);
+  bench_row_kernels(table);
   bench_detection(table);
   bench_models(table, options);
   std::string reason;

@@ -363,6 +363,40 @@ int run_replay(ReplayOptions options, const Choice& choice, const UnitChoice& un
   return kBadInput;
 }
 
+/// "[2, 32, 32] over 16" of a matrix kernel, "[4, 7]" of others.
+std::string shape_text(const trace::TracedOperator& op) {
+  if (traits_of(op.kernel).shape == KernelShape::kMatrix)
+    return fmt::format("[{}, {}, {}] over {}", op.batch, op.rows, op.columns, op.depth);
+  return fmt::format("[{}, {}]", op.rows, op.columns);
+}
+
+/// Operators that a trace can be asked to compute; nothing when there is none.
+void say_operators(const trace::Trace& trace) {
+  if (trace.operators().empty()) return;
+  const auto& steps = trace.operand_steps();
+  say("  operators: {}, {}\n", trace.operators().size(),
+      steps.empty() ? "shapes only"
+                    : fmt::format("operands at {} of {} steps, {}..{}", steps.size(),
+                                  trace.steps().size(), steps.front(), steps.back()));
+  say("  {:>4}  {:<32} {:<14} {:<24} {:<18} {:>5}  {}\n", "op", "probe", "kernel", "shape",
+      "attribute", "steps", "operands");
+  for (const trace::TracedOperator& op : trace.operators()) {
+    const KernelTraits& traits = traits_of(op.kernel);
+    std::vector<std::string> operands;
+    for (const trace::TracedOperand& operand : op.operands) {
+      const bool is_mask = operand.name == "mask";
+      operands.push_back(
+          fmt::format("{}{}{} [{}, {}]", operand.name, is_mask ? "" : " ",
+                      is_mask ? "" : kFormatNames[static_cast<std::size_t>(operand.format)],
+                      operand.rows, operand.columns));
+    }
+    say("  {:>4}  {:<32} {:<14} {:<24} {:<18} {:>5}  {}\n", op.probe,
+        printable(trace.probes()[op.probe].name), traits.name, shape_text(op),
+        traits.attribute.empty() ? "" : fmt::format("{} {}", traits.attribute, op.attribute),
+        op.has_elements ? steps.size() : 0, fmt::join(operands, ", "));
+  }
+}
+
 int run_info(const std::vector<fs::path>& files) {
   for (const fs::path& file : files) {
     if (file.extension() == ".journal") {
@@ -390,6 +424,7 @@ int run_info(const std::vector<fs::path>& files) {
           trace::kProbeKindNames[static_cast<std::size_t>(probe.kind)],
           kFormatNames[static_cast<std::size_t>(probe.format)], probe.elements, largest, nonfinite);
     }
+    say_operators(trace);
   }
   return kEqual;
 }

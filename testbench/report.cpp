@@ -61,4 +61,13 @@ double torch_abs_max_seconds(std::size_t bytes) {
       [&] { return py::module_::import("opd.bench").attr("torch_abs_max")(bytes).cast<double>(); });
 }
 
+double torch_row_kernel_seconds(const std::string& kernel, std::uint32_t rows,
+                                std::uint32_t columns) {
+  return with_python([&] {
+    return py::module_::import("opd.bench")
+        .attr("torch_row_kernel")(kernel, rows, columns)
+        .cast<double>();
+  });
+}
+
 }  // namespace opd::tb

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -18,5 +19,11 @@ std::string journal_text(const std::filesystem::path& journal);
 /// opd.bench.torch_abs_max(bytes): seconds that torch.abs().max() takes on half elements, one
 /// thread; negative when PyTorch is not installed. Throws std::runtime_error with Python's message.
 double torch_abs_max_seconds(std::size_t bytes);
+
+/// opd.bench.torch_row_kernel(kernel, rows, columns): seconds of PyTorch's own softmax, layer_norm
+/// or rms_norm on half elements, one thread; negative when PyTorch is not installed. Throws
+/// std::runtime_error with Python's message.
+double torch_row_kernel_seconds(const std::string& kernel, std::uint32_t rows,
+                                std::uint32_t columns);
 
 }  // namespace opd::tb

@@ -47,6 +47,21 @@ std::size_t scratch_floats(const Computation& c) {
   return 4 * (std::size_t{c.columns} + lanes::kRowPadding) + c.rows;
 }
 
+std::size_t staging_bytes(const Computation& c) {
+  constexpr std::size_t kElement = 4;  // of the widest format
+  switch (traits_of(c.kernel).shape) {
+    case KernelShape::kElementwise:
+      return kElement * kChunk;
+    case KernelShape::kRow:
+      return kElement * c.columns;
+    case KernelShape::kRowReduction:
+      return kElement * c.rows;
+    case KernelShape::kMatrix:
+      break;
+  }
+  return kElement * c.rows * c.columns;
+}
+
 LanesIsa best_lanes_isa() {
   static const bool kHas = __builtin_cpu_supports("avx2") != 0 &&
                            __builtin_cpu_supports("fma") != 0 &&
@@ -82,43 +97,57 @@ Execution compute(const Computation& computation, Mode mode, const UnitSettings&
   return compute(computation, mode, settings, best_lanes_isa());
 }
 
+Plan plan_of(const Computation& computation, Mode mode, const UnitSettings& settings) {
+  check(computation, settings, Bytes::kPresent);
+  Plan plan{.status = status_of(computation, mode, settings),
+            .cost = cost(computation, mode, settings),
+            .lanes = lanes_of(computation, settings),
+            .shift = {}};
+  if (plan.status.compressed) {
+    for (std::size_t i = 0; i < kMaxOperands; ++i) {
+      if ((program_of(computation.kernel).compressed >> i & 1u) != 0) {
+        plan.shift[i] = compression_of(computation.operands[i]);
+      }
+    }
+  }
+  return plan;
+}
+
+void report(Execution& execution, const JobWrites& writes) {
+  if (!execution.status.accumulates) return;
+  execution.accumulator_format = lanes::element_of(execution.status.accumulator);
+  execution.accumulators =
+      TapSummary{.max_mag = magnitude_bits(execution.accumulator_format, writes.largest),
+                 .element_count = clamped(writes.count),
+                 .nonfinite_count = clamped(writes.nonfinite),
+                 .first_nonfinite = writes.nonfinite > 0 ? 0 : kNoElement};
+}
+
 Execution compute(const Computation& computation, Mode mode, const UnitSettings& settings,
                   LanesIsa isa) {
   if (isa == LanesIsa::kAvx2 && best_lanes_isa() != LanesIsa::kAvx2) {
     throw std::invalid_argument("isa: this machine has no AVX2 with FMA and F16C");
   }
-  check(computation, settings, Bytes::kPresent);
-  Execution execution{.status = status_of(computation, mode, settings),
-                      .cost = cost(computation, mode, settings)};
-  const ExecutionStatus& status = execution.status;
-  execution.output.resize(computation.output_elements() * layout_of(status.format).bytes());
+  const Plan plan = plan_of(computation, mode, settings);
+  Execution execution{.status = plan.status, .cost = plan.cost};
+  execution.output.reserve(computation.output_elements() * layout_of(plan.status.format).bytes());
+  std::vector<std::byte> staging(staging_bytes(computation));
   std::vector<float> scratch(scratch_floats(computation));
   Job job{.computation = computation,
-          .status = status,
-          .lanes = lanes_of(computation, settings),
-          .shift = {},
+          .plan = plan,
           .scratch = scratch.data(),
-          .output = execution.output.data()};
-  if (status.compressed) {
-    for (std::size_t i = 0; i < kMaxOperands; ++i) {
-      if ((program_of(computation.kernel).compressed >> i & 1u) != 0) {
-        job.shift[i] = compression_of(computation.operands[i]);
-      }
-    }
-  }
+          .staging = staging.data(),
+          .append =
+              [](Job& to, std::uint64_t bytes) {
+                to.output->insert(to.output->end(), to.staging, to.staging + bytes);
+              },
+          .output = &execution.output};
   if (isa == LanesIsa::kAvx2) {
     run_avx2(job);
   } else {
     run_portable(job);
   }
-  if (status.accumulates) {
-    execution.accumulator_format = lanes::element_of(status.accumulator);
-    execution.accumulators =
-        TapSummary{.max_mag = magnitude_bits(execution.accumulator_format, job.writes.largest),
-                   .element_count = clamped(job.writes.count),
-                   .nonfinite_count = clamped(job.writes.nonfinite),
-                   .first_nonfinite = job.writes.nonfinite > 0 ? 0 : kNoElement};
-  }
+  report(execution, job.writes);
   return execution;
 }
 

@@ -1,31 +1,31 @@
 #pragma once
 // What the operators of one instruction set are handed: a checked computation and room to work in.
-#include <array>
 #include <cstddef>
+#include <vector>
 
-#include "opd/types/computation.hpp"
+#include "plan.hpp"
 
 namespace opd::ref {
 
-/// Every value written into an accumulator, as lanes::Writes.
-struct JobWrites {
-  double largest = 0;
-  std::uint64_t count = 0;
-  std::uint64_t nonfinite = 0;
-};
+inline constexpr std::uint64_t kChunk =
+    1024;  ///< elements of an element-wise pass, in the L1 cache
 
 struct Job {
   const Computation& computation;
-  ExecutionStatus status;
-  unsigned lanes;                       ///< L
-  std::array<int, kMaxOperands> shift;  ///< s of each operand; 0: not divided
-  float* scratch;                       ///< scratch_floats()
-  std::byte* output;
+  const Plan& plan;
+  float* scratch;      ///< scratch_floats()
+  std::byte* staging;  ///< staging_bytes()
+  /// Appends packed elements to the output, which is never written twice.
+  void (*append)(Job& job, std::uint64_t bytes);
+  std::vector<std::byte>* output;
   JobWrites writes{};
 };
 
 /// Room that run_portable and run_avx2 need, in binary32 numbers.
 std::size_t scratch_floats(const Computation& computation);
+
+/// Room for the elements of the output that are appended at a time.
+std::size_t staging_bytes(const Computation& computation);
 
 void run_portable(Job& job);
 /// Only where the machine has AVX2, FMA and F16C.

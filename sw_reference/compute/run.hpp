@@ -23,10 +23,15 @@ inline const std::byte* row_of(const Operand& operand, std::uint64_t r, std::uin
   return operand.elements.data() + r % operand.rows * operand.columns * bytes;
 }
 
+/// Casts results to the output.
+inline void append(Job& job, const float* results, std::uint64_t count) {
+  encode_row<Vector>(job.plan.status.format, job.plan.status.saturating, results, count,
+                     job.staging);
+  job.append(job, count * element_bytes(job.plan.status.format));
+}
+
 inline void add(JobWrites& to, const Writes& from) {
-  to.largest = from.largest > to.largest ? from.largest : to.largest;
-  to.count += from.count;
-  to.nonfinite += from.nonfinite;
+  ref::add(to, from.largest, from.count, from.nonfinite);
 }
 
 /// Divides by 2^shift in place.
@@ -48,7 +53,6 @@ void run_elementwise(Job& job) {
   }
   const std::uint64_t rows = flat ? 1 : c.rows;
   const std::uint64_t columns = flat ? std::uint64_t{c.rows} * c.columns : c.columns;
-  const std::uint64_t output_bytes = element_bytes(job.status.format);
   alignas(32) float value[kMaxOperands][kChunk] = {};
   alignas(32) float result[kChunk];
   const Vector attribute = every<Vector>(c.attribute);
@@ -66,8 +70,7 @@ void run_elementwise(Job& job) {
         store(result + k, Op::apply(load<Vector>(value[0] + k), load<Vector>(value[1] + k),
                                     load<Vector>(value[2] + k), attribute));
       }
-      encode_row<Vector>(job.status.format, job.status.saturating, result, count,
-                         job.output + (r * columns + first) * output_bytes);
+      append(job, result, count);
     }
   }
 }
@@ -78,7 +81,6 @@ void run_rows_as(Job& job) {
   const bool reduction = traits_of(c.kernel).shape == KernelShape::kRowReduction;
   const bool masked = traits_of(c.kernel).operands[1] == "mask" && c.has(1);
   const std::size_t stride = c.columns + kRowPadding;
-  const std::uint64_t output_bytes = element_bytes(job.status.format);
   float* const operand_row[kMaxOperands] = {job.scratch, job.scratch + stride,
                                             job.scratch + 2 * stride};
   float* const result = job.scratch + 3 * stride;
@@ -86,9 +88,9 @@ void run_rows_as(Job& job) {
           .second = c.has(1) && !masked ? operand_row[1] : nullptr,
           .third = c.has(2) ? operand_row[2] : nullptr,
           .columns = c.columns,
-          .lanes = job.lanes,
+          .lanes = job.plan.lanes,
           .attribute = c.attribute,
-          .shift = job.shift[0]};
+          .shift = job.plan.shift[0]};
   Watch<kA, V> watch;
   for (std::uint32_t r = 0; r < c.rows; ++r) {
     for (std::size_t i = 0; i < kMaxOperands; ++i) {
@@ -103,7 +105,7 @@ void run_rows_as(Job& job) {
       }
       decode_row<Vector>(operand.format, row_of(operand, r, element_bytes(operand.format)),
                          c.columns, operand_row[i]);
-      compress(operand_row[i], c.columns, job.shift[i]);
+      compress(operand_row[i], c.columns, job.plan.shift[i]);
     }
     row.result = reduction ? result + r : result;
     if constexpr (Of<V>::kLanes > 1) {
@@ -119,22 +121,17 @@ void run_rows_as(Job& job) {
     } else {
       Op::template row<kA, V>(row, watch);
     }
-    if (!reduction) {
-      encode_row<Vector>(job.status.format, job.status.saturating, result, c.columns,
-                         job.output + std::uint64_t{r} * c.columns * output_bytes);
-    }
+    if (!reduction) append(job, result, c.columns);
   }
-  if (reduction) {
-    encode_row<Vector>(job.status.format, job.status.saturating, result, c.rows, job.output);
-  }
+  if (reduction) append(job, result, c.rows);
   add(job.writes, writes_of(watch));
 }
 
 template <class Op>
 void run_rows(Job& job) {
-  with_accumulator(job.status.accumulator, [&job]<AccumulatorFormat kA>() {
+  with_accumulator(job.plan.status.accumulator, [&job]<AccumulatorFormat kA>() {
 #if defined(OPD_LANES_AVX2)
-    if (has_vector_sum(job.lanes)) return run_rows_as<Op, kA, F8>(job);
+    if (has_vector_sum(job.plan.lanes)) return run_rows_as<Op, kA, F8>(job);
 #endif
     run_rows_as<Op, kA, float>(job);
   });
@@ -146,7 +143,7 @@ float single_dot(Job& job, const float* a, const float* b) {
   Watch<kA, float> watch;
   const Scalar<kA> sum = dot<kA>(a, b, job.computation.depth, watch);
   add(job.writes, watch.writes);
-  return expanded<kA>(sum, job.shift[0] + job.shift[1]);
+  return expanded<kA>(sum, job.plan.shift[0] + job.plan.shift[1]);
 }
 
 #if defined(OPD_LANES_AVX2)
@@ -184,7 +181,7 @@ void dot_block(Job& job, const float* a, const float* b, const float* panel, uns
       float& out = result[r * result_stride + j];
       if (finite(sum[j])) {
         add(job.writes, {largest[j], depth, 0});
-        out = expanded<kA>(sum[j], job.shift[0] + job.shift[1]);
+        out = expanded<kA>(sum[j], job.plan.shift[0] + job.plan.shift[1]);
       } else {
         out = single_dot<kA>(job, a + std::uint64_t{r} * depth, b + std::uint64_t{j} * depth);
       }
@@ -245,17 +242,16 @@ void run_matrix(Job& job) {
       decode_row<Vector>(operand.format,
                          operand.elements.data() + batch * count * element_bytes(operand.format),
                          count, to);
-      compress(to, count, job.shift[i]);
+      compress(to, count, job.plan.shift[i]);
     };
     fetch(0, a_count, a);
     fetch(1, b_count, b);
-    with_accumulator(job.status.accumulator,
+    with_accumulator(job.plan.status.accumulator,
                      [&]<AccumulatorFormat kA>() { all_dots<kA>(job, a, b, panel, result); });
     for (std::uint64_t k = 0; k < output_count; ++k) {
       result[k] = Op::write_back(result[k], c.has(2) ? bias + k % c.columns : nullptr, c.attribute);
     }
-    encode_row<Vector>(job.status.format, job.status.saturating, result, output_count,
-                       job.output + batch * output_count * element_bytes(job.status.format));
+    append(job, result, output_count);
   }
 }
 

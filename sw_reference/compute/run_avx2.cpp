@@ -13,6 +13,7 @@
 #include <numbers>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "job.hpp"
 #include "opd/reference/compute/isa.hpp"

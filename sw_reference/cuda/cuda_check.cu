@@ -4,6 +4,7 @@
 //               elements in host and in device memory and ready statistics; records, summaries and
 //               final states must be equal. The same batches through the Thrust pipeline on the
 //               device.
+//               Every kernel of the vector unit on random bits, in every mode and format.
 //   bandwidth : bytes summarised per second, beside a device-to-device copy of the same buffer
 //               (read + write)
 //   exit code : 0 equal, 1 a mismatch or a CUDA error, 2 bad argument, 77 SKIPPED: no device
@@ -21,8 +22,10 @@
 #include <string>
 #include <vector>
 
+#include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
 #include "opd/reference/cuda.hpp"
+#include "opd/reference/cuda_compute.hpp"
 #include "opd/reference/segmented.hpp"
 
 namespace {
@@ -247,6 +250,56 @@ Tally compare_batches(std::uint64_t seed, unsigned counter_width, opd::Order ord
   return tally;
 }
 
+/// One execution of every kernel in every format, mode and accumulator, all operands there.
+Tally compare_computations(std::uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  Tally tally;
+  for (const opd::KernelTraits& traits : opd::kKernels) {
+    const bool matrix = traits.shape == opd::KernelShape::kMatrix;
+    for (unsigned code = 0; code < opd::kFormatNames.size(); ++code) {
+      const auto format = static_cast<Format>(code);
+      opd::Computation computation{.kernel = traits.kernel,
+                                   .format = format,
+                                   .rows = 7,
+                                   .columns = 70,
+                                   .depth = matrix ? 33u : 0u,
+                                   .attribute = static_cast<float>(traits.attribute_default)};
+      const std::size_t element = opd::ref::layout_of(format).bytes();
+      std::vector<std::byte> bytes[opd::kMaxOperands];
+      for (std::size_t i = 0; i < opd::kMaxOperands; ++i) {
+        if (traits.operands[i].empty()) continue;
+        std::uint32_t rows = i == 0 ? computation.rows : 1 + static_cast<std::uint32_t>(rng() % 7);
+        if (matrix) rows = i == 0 ? computation.rows : i == 1 ? computation.columns : 1;
+        const std::uint32_t columns = matrix && i < 2 ? computation.depth : computation.columns;
+        bytes[i].resize(std::size_t{rows} * columns * (traits.operands[i] == "mask" ? 1 : element));
+        // Half of the operands stay clear of the largest exponents.
+        const std::uint64_t keep = rng() % 2 == 0 ? 0xFF : 0xBF;
+        for (std::byte& byte : bytes[i]) byte = static_cast<std::byte>(rng() & keep);
+        computation.operands[i] = {bytes[i], format, rows, columns};
+      }
+      for (unsigned choice = 0; choice < 3; ++choice) {
+        const opd::UnitSettings settings{
+            .datapath_width = choice == 1 ? 96u : 512u,
+            .saturate = choice == 2,
+            .accumulator = static_cast<opd::AccumulatorChoice>(choice)};
+        for (const opd::Mode mode : {opd::Mode::kFast, opd::Mode::kStable, opd::Mode::kSafe}) {
+          ++tally.compared;
+          if (opd::cuda::compute(computation, mode, settings) ==
+              opd::ref::compute(computation, mode, settings)) {
+            continue;
+          }
+          if (tally.different++ == 0) {
+            std::printf("%s, %s, mode %s: not the CPU's result\n", traits.name.data(),
+                        opd::kFormatNames[code].data(),
+                        opd::kModeNames[static_cast<std::size_t>(mode)].data());
+          }
+        }
+      }
+    }
+  }
+  return tally;
+}
+
 /// Best of kRepeats: seconds per batch of kPerRepeat that `enqueue` puts on the stream.
 template <class Enqueue, class Wait>
 double best_seconds(cudaStream_t stream, Enqueue enqueue, Wait wait) {
@@ -345,6 +398,9 @@ int main(int argc, char** argv) {
       total.compared += tally.compared;
       total.different += tally.different;
     }
+    const Tally computations = compare_computations(seed);
+    total.compared += computations.compared;
+    total.different += computations.different;
     std::printf("%zu comparisons, %zu different\n", total.compared, total.different);
     print_bandwidth(seed);
     return total.different == 0 && total.compared > 0 ? 0 : 1;

@@ -1,5 +1,6 @@
 #include "opd/sc/loosely_timed_unit.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
@@ -90,7 +91,8 @@ void LooselyTimedUnit::execute_(const Operation& operation) {
     SC_REPORT_FATAL("/opd/loosely_timed_unit/operation", error->c_str());
   }
   const std::uint64_t issue_cycle = local_cycle_();
-  const Mode mode = read_mode_(operation.descriptor.op);
+  Mode mode = read_mode_(operation.descriptor.op);
+  if (operation.second_mode_op) mode = std::max(mode, read_mode_(*operation.second_mode_op));
   if (operation.computation) {
     compute_(operation, mode);
   } else {

@@ -10,6 +10,9 @@ std::optional<std::string> operation_error(const Operation& operation) {
     if (operation.accumulator_op) {
       return what + "accumulator_op is set without a computation: must be unset";
     }
+    if (operation.second_mode_op) {
+      return what + "second_mode_op is set without a computation: must be unset";
+    }
     return std::nullopt;
   }
   const Computation& computation = *operation.computation;

@@ -121,19 +121,19 @@ void VectorUnit::retire_(std::uint64_t now) {
 
 /// The last beat of the oldest output has been sampled. Its accumulators follow.
 void VectorUnit::retire_computed_(std::uint64_t now) {
-  execution_.output.swap(outputs_.front());
+  const std::optional<Statistic> accumulators = outputs_.front().accumulators;
+  execution_.output.swap(outputs_.front().elements);
   outputs_.pop_front();
+  if (!accumulators) return;
   Context& context = contexts_[bus_->stream];
-  if (!context.accumulators) return;
   Slot entry = *bus_;
   entry.is_statistic = true;
   entry.is_computed = false;
-  entry.descriptor = context.accumulators->descriptor;
+  entry.descriptor = accumulators->descriptor;
   entry.tag = context.operation->accumulator_tag;
   entry.sideband_from = now + 1;
-  context.operation->statistic = context.accumulators->summary;
+  context.operation->statistic = accumulators->summary;
   context.sideband_entry = entry;
-  context.accumulators.reset();
 }
 
 void VectorUnit::write_back_(std::uint64_t now) {
@@ -168,6 +168,8 @@ void VectorUnit::drive_sideband_(std::uint64_t now) {
 }
 
 void VectorUnit::issue_(std::uint64_t now) {
+  if (second_mode_of_)
+    contexts_[*std::exchange(second_mode_of_, std::nullopt)].second_mode = mode.read();
   if (selected_ && selected_->is_computed) {
     compute_(now);
   } else if (selected_) {
@@ -190,30 +192,33 @@ void VectorUnit::compute_(std::uint64_t now) {
   Slot slot = *std::exchange(selected_, std::nullopt);
   --slots_in_flight_;
   const Computation& computation = *selected_operation_.computation;
-  processor_.execute(computation, registers_.mode_at_issue(mode.read()), registers_.settings(),
-                     execution_);
+  const Mode second =
+      std::exchange(contexts_[slot.stream].second_mode, std::nullopt).value_or(Mode::kFast);
+  processor_.execute(computation, registers_.mode_at_issue(std::max(mode.read(), second)),
+                     registers_.settings(), execution_);
   registers_.executed(computation.kernel, execution_.status);
   const std::uint64_t clocks = execution_.cost.cycles;
   ++counts_.executions;
   counts_.computing_cycles += clocks;
   lanes_free_ = now + clocks;
 
-  Context& context = contexts_[slot.stream];
-  context.not_before = lanes_free_ - 1 + parameters_.bubbles;
-  if (selected_operation_.accumulator_op) {
-    context.accumulators = accumulator_statistic(selected_operation_, execution_);
-  }
+  contexts_[slot.stream].not_before = lanes_free_ - 1 + parameters_.bubbles;
   slot.descriptor.format = execution_.status.format;
   slot.mode = execution_.status.mode;
   slot.operator_issue = now;
   if (on_execution_) on_execution_(slot.tag, now, execution_);
 
-  outputs_.emplace_back().swap(execution_.output);
-  running_ = {slot, lanes_free_ - beat_count(outputs_.back().size(), beat_bytes_), 0};
+  Output& output = outputs_.emplace_back();
+  output.elements.swap(execution_.output);
+  if (selected_operation_.accumulator_op) {
+    output.accumulators = accumulator_statistic(selected_operation_, execution_);
+  }
+  const std::size_t beats = beat_count(output.elements.size(), beat_bytes_);
+  running_ = {.beat = slot, .next_edge = lanes_free_ - beats};
 }
 
 void VectorUnit::issue_computed_beat_(std::uint64_t now) {
-  const std::vector<std::byte>& output = outputs_.back();
+  const std::vector<std::byte>& output = outputs_.back().elements;
   const std::size_t byte_count = std::min(beat_bytes_, output.size() - running_->next_byte);
   Slot& slot = running_->beat;
   slot.first = running_->next_byte == 0;
@@ -237,6 +242,11 @@ void VectorUnit::select_(std::uint64_t now) {
 
   Context& context = contexts_[*stream];
   const Operation& operation = *context.operation;
+  if (operation.second_mode_op && !context.second_mode) {
+    mode_op.write(*operation.second_mode_op);
+    second_mode_of_ = stream;
+    return;
+  }
   Slot slot;
   slot.stream = *stream;
   slot.descriptor = operation.descriptor;
@@ -319,6 +329,7 @@ void VectorUnit::reset_() {
   selected_.reset();
   bus_.reset();
   sideband_.reset();
+  second_mode_of_.reset();
   running_.reset();
   outputs_.clear();
   lanes_free_ = 0;

@@ -1,5 +1,6 @@
 #include "paths/cpu_path.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -54,7 +55,9 @@ class Arrivals {
   const ComputedExecution& executed(std::size_t tag, const Operator& op) {
     const auto [place, is_new] = by_tag_.try_emplace(tag, executions_.size());
     if (is_new) {
-      const Mode mode = force_mode_.value_or(reference_.mode(op.descriptor.op));
+      Mode mode = reference_.mode(op.descriptor.op);
+      if (op.accumulator_op) mode = std::max(mode, reference_.mode(*op.accumulator_op));
+      mode = force_mode_.value_or(mode);
       executions_.push_back(
           {tag, ref::compute(with_fault(*op.computation, fault_, tag), mode, settings_)});
     }

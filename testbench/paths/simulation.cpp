@@ -288,6 +288,7 @@ struct Simulation::Modules : public sc_core::sc_module {
       result.computation = with_fault(*op.computation, fault, tag);
       result.accumulator_op = op.accumulator_op;
       result.accumulator_tag = stream.accumulator_tag(tag);
+      result.second_mode_op = op.accumulator_op;
     }
     return result;
   }

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "json.hpp"
@@ -259,18 +260,23 @@ class OperatorReader {
   std::set<std::size_t> taken_;  // probes that have an operator
 };
 
-/// The number as a trace file has it: whole if it is, else the shortest decimal that is this
-/// binary32 number.
-json attribute_number(float value) {
+/// The number as a trace file has it, in both languages: whole if it is, else the shortest decimal
+/// that is this binary32 number, as Python writes it.
+std::string number_text(float value) {
   constexpr float kWhole = 0x1p63f;
-  const bool is_negative_zero = value == 0 && std::signbit(value);
-  if (std::fabs(value) < kWhole && value == std::floor(value) && !is_negative_zero)
-    return static_cast<std::int64_t>(value);
-  std::array<char, 32> digits;
-  const auto written = std::to_chars(digits.data(), digits.data() + digits.size(), value);
-  double shortest = value;
-  std::from_chars(digits.data(), written.ptr, shortest);
-  return shortest;
+  if (value == 0 && std::signbit(value)) return "-0.0";
+  if (std::fabs(value) < kWhole && value == std::floor(value))
+    return std::to_string(static_cast<std::int64_t>(value));
+  std::array<char, 64> digits{};
+  const auto print = [&](std::chars_format format) {
+    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value, format).ptr;
+    return std::string(digits.data(), end);
+  };
+  const std::string scientific = print(std::chars_format::scientific);
+  const std::size_t e = scientific.find('e');
+  if (e == std::string::npos) return scientific;  // Inf or NaN, no JSON: the reader says so
+  const int exponent = std::stoi(scientific.substr(e + 1));
+  return exponent < -4 || exponent >= 16 ? scientific : print(std::chars_format::fixed);
 }
 
 }  // namespace
@@ -281,7 +287,7 @@ std::vector<TracedOperator> parse_operators(const std::string& text, const Trace
 
 std::string operators_text(const std::vector<TracedOperator>& operators,
                            const std::vector<Probe>& probes) {
-  json list = json::array();
+  std::string text;
   for (const TracedOperator& op : operators) {
     const KernelTraits& traits = traits_of(op.kernel);
     json operands = json::object();
@@ -292,20 +298,24 @@ std::string operators_text(const std::vector<TracedOperator>& operators,
             kFormatNames.at(static_cast<std::size_t>(operand.format));
       }
     }
-    json item = {{"probe", op.probe < probes.size() ? probes[op.probe].name : ""},
-                 {"kernel", traits.name},
-                 {"rows", op.rows},
-                 {"columns", op.columns},
-                 {"operands", std::move(operands)}};
+    std::map<std::string_view, std::string> members = {
+        {"probe", json(op.probe < probes.size() ? probes[op.probe].name : "").dump()},
+        {"kernel", json(traits.name).dump()},
+        {"rows", std::to_string(op.rows)},
+        {"columns", std::to_string(op.columns)},
+        {"operands", operands.dump()}};
     if (traits.shape == KernelShape::kMatrix || op.batch != 1 || op.depth != 0) {
-      item["batch"] = op.batch;
-      item["depth"] = op.depth;
+      members["batch"] = std::to_string(op.batch);
+      members["depth"] = std::to_string(op.depth);
     }
-    if (!traits.attribute.empty())
-      item[std::string(traits.attribute)] = attribute_number(op.attribute);
-    list.push_back(std::move(item));
+    if (!traits.attribute.empty()) members[traits.attribute] = number_text(op.attribute);
+    std::string entry;
+    for (const auto& [key, value] : members) {
+      entry += (entry.empty() ? "{\"" : ",\"") + std::string(key) + "\":" + value;
+    }
+    text += (text.empty() ? "[" : ",") + entry + "}";
   }
-  return list.dump();
+  return text + "]";
 }
 
 }  // namespace opd::trace

@@ -1,19 +1,28 @@
-// opd._reference: the detection unit of the software reference, for Python.
+// opd._reference: the detection unit and the vector unit of the software reference, for Python.
 //
 //   run        : a whole trace of statistics in, one OpRecord and one z per completion out
-//   errors     : ValueError that names the argument or the configuration field
-//   source     : docs/numerics.md, docs/formats.md "OpRecord"
+//   compute    : one execution of a kernel; operands as (format, rows, columns, bytes). opd.compute
+//                is the same on arrays
+//   errors     : ValueError that names the argument, the configuration field or the operand
+//   source     : docs/numerics.md, docs/formats.md "OpRecord", docs/vector_unit.md
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <bit>
 #include <cstddef>
+#include <cstring>
 #include <limits>
 #include <map>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
 
+#include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
 #include "opd/reference/log2_code.hpp"
 
@@ -128,10 +137,167 @@ Array<std::int32_t> log2_codes(const Array<std::uint8_t>& format,
   return codes;
 }
 
+// Format, rows, columns, bytes; no bytes where only shapes are read.
+using OperandTuple = std::tuple<unsigned, std::uint32_t, std::uint32_t, py::object>;
+
+/// A computation and the arrays that its operands' bytes lie in.
+struct Held {
+  opd::Computation computation;
+  std::vector<Array<std::uint8_t>> bytes;
+};
+
+Held held(const std::string& kernel, unsigned format, std::uint32_t batch, std::uint32_t rows,
+          std::uint32_t columns, std::uint32_t depth, float attribute,
+          const std::map<std::string, OperandTuple>& operands) {
+  const std::optional<opd::Kernel> known = opd::kernel_named(kernel);
+  if (!known) fail("kernel: there is no " + kernel);
+  Held result{.computation = {.kernel = *known,
+                              .format = static_cast<opd::Format>(format),
+                              .batch = batch,
+                              .rows = rows,
+                              .columns = columns,
+                              .depth = depth,
+                              .attribute = attribute}};
+  const opd::KernelTraits& traits = opd::traits_of(*known);
+  for (const auto& [name, tuple] : operands) {
+    bool found = false;
+    for (std::size_t i = 0; i < opd::kMaxOperands; ++i) {
+      if (name.empty() || traits.operands[i] != name) continue;
+      found = true;
+      const auto& [code, operand_rows, operand_columns, object] = tuple;
+      opd::Operand& operand = result.computation.operands[i];
+      operand.format = static_cast<opd::Format>(code);
+      operand.rows = operand_rows;
+      operand.columns = operand_columns;
+      if (object.is_none()) continue;
+      const Array<std::uint8_t>& array = result.bytes.emplace_back(object);
+      operand.elements =
+          std::as_bytes(std::span(array.data(), static_cast<std::size_t>(array.size())));
+    }
+    if (!found) fail(kernel + ": has no operand " + name);
+  }
+  return result;
+}
+
+opd::UnitSettings unit_settings(const std::map<std::string, unsigned>& settings) {
+  opd::UnitSettings unit;
+  for (const auto& [name, value] : settings) {
+    if (name == "datapath_width") {
+      unit.datapath_width = value;
+    } else if (name == "fp64_lanes") {
+      unit.fp64_lanes = value;
+    } else if (name == "matrix_rows") {
+      unit.matrix_rows = value;
+    } else if (name == "saturate") {
+      unit.saturate = value != 0;
+    } else if (name == "accumulator") {
+      unit.accumulator = static_cast<opd::AccumulatorChoice>(value);
+    } else {
+      fail(name + ": is no setting of the vector unit; see docs/vector_unit.md");
+    }
+  }
+  return unit;
+}
+
+py::dict dictionary(const opd::ExecutionStatus& status) {
+  py::dict result;
+  result["mode"] = opd::kModeNames[static_cast<std::size_t>(status.mode)];
+  result["format"] = opd::kFormatNames[static_cast<std::size_t>(status.format)];
+  result["accumulator"] =
+      opd::kAccumulatorFormatNames[static_cast<std::size_t>(status.accumulator)];
+  result["accumulates"] = status.accumulates;
+  result["compensated"] = status.compensated;
+  result["compressed"] = status.compressed;
+  result["saturating"] = status.saturating;
+  return result;
+}
+
+py::dict dictionary(const opd::ExecutionCost& cost) {
+  py::dict result;
+  result["passes"] = cost.passes;
+  result["beats"] = cost.beats;
+  result["cycles"] = cost.cycles;
+  result["bytes_read"] = cost.bytes_read;
+  result["bytes_written"] = cost.bytes_written;
+  return result;
+}
+
+py::tuple compute(const std::string& kernel, unsigned mode, unsigned format, std::uint32_t batch,
+                  std::uint32_t rows, std::uint32_t columns, std::uint32_t depth, float attribute,
+                  const std::map<std::string, OperandTuple>& operands,
+                  const std::map<std::string, unsigned>& settings) {
+  const Held in = held(kernel, format, batch, rows, columns, depth, attribute, operands);
+  const opd::UnitSettings unit = unit_settings(settings);
+  const opd::Execution execution = [&] {
+    const py::gil_scoped_release released;
+    return opd::ref::compute(in.computation, static_cast<opd::Mode>(mode), unit);
+  }();
+  Array<std::uint8_t> output(
+      std::vector<py::ssize_t>{static_cast<py::ssize_t>(execution.output.size())});
+  std::memcpy(output.mutable_data(), execution.output.data(), execution.output.size());
+  py::object accumulators = py::none();
+  if (execution.accumulators) {
+    py::dict statistic;
+    statistic["format"] = opd::kFormatNames[static_cast<std::size_t>(execution.accumulator_format)];
+    statistic["max_mag"] = execution.accumulators->max_mag;
+    statistic["largest"] =
+        opd::ref::to_double(execution.accumulator_format, execution.accumulators->max_mag);
+    statistic["writes"] = execution.accumulators->element_count;
+    statistic["nonfinite"] = execution.accumulators->nonfinite_count;
+    accumulators = statistic;
+  }
+  return py::make_tuple(output, dictionary(execution.status), accumulators,
+                        dictionary(execution.cost));
+}
+
+Array<double> compute_exact(const std::string& kernel, unsigned format, std::uint32_t batch,
+                            std::uint32_t rows, std::uint32_t columns, std::uint32_t depth,
+                            float attribute, const std::map<std::string, OperandTuple>& operands) {
+  const Held in = held(kernel, format, batch, rows, columns, depth, attribute, operands);
+  const std::vector<double> exact = opd::ref::compute_exact(in.computation);
+  return Array<double>(std::vector<py::ssize_t>{static_cast<py::ssize_t>(exact.size())},
+                       exact.data());
+}
+
+py::tuple cost(const std::string& kernel, unsigned mode, unsigned format, std::uint32_t batch,
+               std::uint32_t rows, std::uint32_t columns, std::uint32_t depth, float attribute,
+               const std::map<std::string, OperandTuple>& operands,
+               const std::map<std::string, unsigned>& settings) {
+  const Held in = held(kernel, format, batch, rows, columns, depth, attribute, operands);
+  const opd::UnitSettings unit = unit_settings(settings);
+  const auto asked = static_cast<opd::Mode>(mode);
+  return py::make_tuple(dictionary(opd::ref::status_of(in.computation, asked, unit)),
+                        dictionary(opd::ref::cost(in.computation, asked, unit)));
+}
+
+/// What opd.compute knows of the kernels: kKernels.
+py::list kernels() {
+  constexpr std::array<const char*, 4> kShapes = {"elementwise", "reduction", "row", "matrix"};
+  py::list all;
+  for (const opd::KernelTraits& traits : opd::kKernels) {
+    py::list operands;
+    for (const std::string_view name : traits.operands) {
+      if (!name.empty()) operands.append(name);
+    }
+    py::dict entry;
+    entry["name"] = traits.name;
+    entry["shape"] = kShapes[static_cast<std::size_t>(traits.shape)];
+    entry["operands"] = operands;
+    entry["required"] = traits.required;
+    entry["attribute"] = traits.attribute;
+    entry["default"] = traits.attribute_default;
+    entry["accumulates"] = traits.accumulates;
+    all.append(entry);
+  }
+  return all;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_reference, module) {
-  module.doc() = "The detection unit of opd's C++ reference (opd::ref::CpuReference).";
+  module.doc() =
+      "The detection unit of opd's C++ reference (opd::ref::CpuReference) and its vector unit "
+      "(opd/reference/compute.hpp).";
   PYBIND11_NUMPY_DTYPE(opd::OpRecord, seq, step, op, format, mode, max_mag, nonfinite_count,
                        first_nonfinite, saturated_count, flags, risk, cause);
   module.def("run", &run, py::arg("step"), py::arg("format"), py::arg("element_count"),
@@ -150,4 +316,20 @@ Raises ValueError.)");
              "[S, P].");
   module.def("state_bits", &opd::ref::state_bits, py::arg("forecast_engine"),
              py::arg("published_engine"), "Bits of state per operator, controller included.");
+  module.def("kernels", &kernels, "The table of the kernels: opd/types/computation.hpp.");
+  module.def("compute", &compute, py::arg("kernel"), py::arg("mode"), py::arg("format"),
+             py::arg("batch"), py::arg("rows"), py::arg("columns"), py::arg("depth"),
+             py::arg("attribute"), py::arg("operands"), py::arg("settings"),
+             R"(One execution: (output uint8 [bytes], status, accumulators or None, cost).
+
+mode, format: codes. operands: name -> (format code, rows, columns, uint8 array of the packed
+elements). settings: fields of UnitSettings. Raises ValueError. opd.compute is the same on arrays.)");
+  module.def("compute_exact", &compute_exact, py::arg("kernel"), py::arg("format"),
+             py::arg("batch"), py::arg("rows"), py::arg("columns"), py::arg("depth"),
+             py::arg("attribute"), py::arg("operands"),
+             "The result in binary64, float64 [elements of the output]; arguments of compute.");
+  module.def("cost", &cost, py::arg("kernel"), py::arg("mode"), py::arg("format"), py::arg("batch"),
+             py::arg("rows"), py::arg("columns"), py::arg("depth"), py::arg("attribute"),
+             py::arg("operands"), py::arg("settings"),
+             "(status, cost) by shapes alone; arguments of compute, the arrays may be None.");
 }

@@ -443,7 +443,8 @@ class _Reader:
         texts = {key: self.metadata[key] for key in ("name", "label", "model", "framework", "seed")}
         first_bad_step, first_bad_op = self.read_first_bad(statistics["nonfinite"])
         return Trace(**texts, manifest=manifest, probes=self.probes, step=self.step, **statistics, **series,
-                     raw_step=raw_step, raw=raw, operators=list(self.operators.values()), **operands, first_bad_step=first_bad_step, first_bad_op=first_bad_op)
+                     raw_step=raw_step, raw=raw, operators=list(self.operators.values()), **operands,
+                     first_bad_step=first_bad_step, first_bad_op=first_bad_op)
 
     def read_metadata(self) -> dict:
         if self.metadata.get("format") != "opd-trace":

@@ -18,11 +18,14 @@ from opd.registers import CONFIG_RESET
 from opd.report import RECORD
 from opd.trace import FORMATS as ELEMENTS
 from opd.trace import KINDS, LABELS, Probe, TraceWriter, element_statistics
+from opd.trace_layout import KERNELS
+from operand_trace import attention
 from pages import PAGES, ROOT, cells, page_id, quoted, script, section
 
 PROGRAM = Path(os.environ.get("OPD_PROGRAM", ROOT / "build" / "opd"))
-FORMATS, METRICS, EVALUATION, CALIBRATION, REGISTERS = (
-    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("formats", "metrics", "evaluation", "calibration", "registers"))
+FORMATS, METRICS, EVALUATION, CALIBRATION, REGISTERS, VECTOR_UNIT = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("formats", "metrics", "evaluation", "calibration", "registers", "vector_unit"))
 SUMMARY_KEYS = section(FORMATS, "summary.json")
 EVALUATION_KEYS = section(EVALUATION, "evaluation.json")
 CALIBRATION_KEYS = section(CALIBRATION, "`calibration` of the file")
@@ -96,7 +99,8 @@ def opd(*arguments, expect: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory) -> list[dict]:
-    """summary.json of three replays of a trace that drifts into an overflow, with a learning rate that jumps: two have a mismatch."""
+    """summary.json of three replays of a trace that drifts into an overflow, with a learning rate that jumps: two have a mismatch; and of one
+    that computes."""
     folder = tmp_path_factory.mktemp("summaries")
     slopes = {"a": 0.3, "b": 0.0}  # doublings a step
     writer = TraceWriter("drift", "gradual", [Probe(name, "activation", "FP16", (1024,)) for name in slopes])
@@ -112,7 +116,9 @@ def summaries(tmp_path_factory) -> list[dict]:
     opd("replay", folder / "drift.safetensors", "--out", folder / "equal")
     for path in ("rtl", "cpu"):
         opd("replay", folder / "drift.safetensors", "--out", folder / path, "--plant-fault", path, expect=1)
-    return [json.loads((folder / name / "summary.json").read_text()) for name in ("equal", "rtl", "cpu")]
+    attention(folder / "attention.safetensors")
+    opd("replay", folder / "attention.safetensors", "--compute", "--out", folder / "computed")
+    return [json.loads((folder / name / "summary.json").read_text()) for name in ("equal", "rtl", "cpu", "computed")]
 
 
 @needs_program
@@ -253,6 +259,21 @@ def test_labels_kinds_and_formats_of_a_trace_are_those_of_the_page():
     assert [name for name in names if name in KINDS] == list(KINDS) and [name for name in names if name in ELEMENTS] == list(ELEMENTS)
     classes = [name for row in cells(section(EVALUATION, "Labels")) for name in row[0].split(", ")]
     assert sorted(classes) == sorted(LABELS)
+
+
+def test_kernels_and_fields_of_an_operator_are_those_of_the_pages():
+    told = {}
+    for row in cells(section(VECTOR_UNIT, "Programs")):
+        operands = row[2].split(", ")
+        attribute, _, default = row[3].partition(" ")
+        for name in quoted(row[0]):
+            told[name] = (row[1].replace("element-wise", "elementwise").replace(" ", "_"), tuple(o.strip("[]") for o in operands),
+                          sum("[" not in o for o in operands), attribute.strip("`") or None, float(default or 0))
+    assert told == {name: tuple(kernel) for name, kernel in KERNELS.items()}
+    page = section(FORMATS, "Trace").split("### Operators and operands\n")[1].split("\n### ")[0]
+    fields = [name for row in cells(page) for name in quoted(row[0])]
+    attributes = {kernel.attribute for kernel in KERNELS.values()} - {None}
+    assert set(fields) == {"probe", "kernel", "rows", "columns", "batch", "depth", "operands"} | attributes
 
 
 def registers() -> set[str]:

@@ -14,6 +14,7 @@ import pytest
 from opd.registers import Flag, Mode
 from opd.report import read_records
 from opd.trace import Probe, Trace, TraceWriter, element_statistics
+from test_trace import operand_sample
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(os.environ.get("OPD_PROGRAM", ROOT / "build" / "opd"))
@@ -541,6 +542,31 @@ def test_one_path_alone_compares_nothing_and_says_so(small):
 def test_info_lists_the_probes(small):
     stdout = opd("info", small).stdout
     assert all(f"op{i}" in stdout for i in range(6)) and "E4M3" in stdout
+
+
+def test_info_lists_the_operators_that_have_operands(tmp_path):
+    path = tmp_path / "operands.safetensors"
+    operand_sample().write(path)
+    lines = [re.sub(" +", " ", line.strip()) for line in opd("info", path).stdout.splitlines()]
+    assert "operators: 4, operands at 2 of 3 steps, 4..9" in lines
+    assert "0 attn.qk matmul [2, 2, 3] over 4 factor 1 2 a FP16 [4, 4], b FP16 [6, 4]" in lines
+    assert "1 norm layer_norm [4, 3] epsilon 1e-06 2 x FP16 [4, 3], gain FP32 [1, 3], bias BF16 [1, 3]" in lines
+    assert "2 attn/softmax softmax [4, 3] factor 0.125 2 x FP16 [4, 3], mask [2, 3]" in lines
+    assert "3 row variance [4, 7] correction 1 0 x E4M3 [4, 7]" in lines
+
+
+@pytest.mark.parametrize("command", ["info", "replay"])
+def test_wrong_operands_are_named(tmp_path, command):
+    """Exit status and the whole message of the program; test_trace.py has every rule."""
+    path = tmp_path / "operands.safetensors"
+    operand_sample().write(path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'\\"shape\\":[2,3]', b'\\"shape\\":[3,3]'))
+    result = opd(command, path, expect=2)
+    assert result.stderr.strip() == (
+        f"opd: {path}: operators[0].operands.mask.shape: [3, 3]: 4 rows of the operator are not a multiple of 3; correct the "
+        "shape; the rows of an operand repeat")
+    assert result.stdout == ""
 
 
 def test_info_registers_lists_every_field_with_its_reset_value():

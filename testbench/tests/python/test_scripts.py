@@ -78,7 +78,7 @@ def test_no_argument_of_a_script_is_ignored(command, told, tmp_path):
 def repository(tmp_path):
     """scripts/run in a repository whose set-up does nothing and whose program says what it was given."""
     root = tmp_path / "repository"
-    for folder in ("scripts", "build", "traces/captured", "traces/corpus"):
+    for folder in ("scripts", "build", "traces/captured", "traces/operands", "traces/corpus"):
         (root / folder).mkdir(parents=True)
     for name in ("run", "say.sh"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
@@ -88,6 +88,7 @@ def repository(tmp_path):
         (root / name).chmod(0o755)
     (root / "traces/captured/a.safetensors").write_text("")
     (root / "traces/corpus/b.safetensors").write_text("")
+    (root / "traces/operands/c.safetensors").write_text("")
     return root
 
 
@@ -101,6 +102,9 @@ def test_run_takes_paths_from_where_the_user_is(repository, tmp_path):
     assert first.startswith(f"<replay><{repository}/traces/captured/a.safetensors><--out><")
     assert first.endswith(f"repository/out><{there}/mine.safetensors><--streams><2>")
     assert (repository / "out" / "corpus.txt").read_text() == f"<replay><{repository}/traces/corpus/b.safetensors>\n"
+    computed = (repository / "out" / "compute.txt").read_text()
+    assert computed.startswith(f"<replay><{repository}/traces/operands/c.safetensors><--compute><--out><")
+    assert computed.endswith("repository/out/compute>\n")
     assert list(there.iterdir()) == [there / "mine.safetensors"]
 
 

@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as npst
 
 from opd.trace import (COUNTS, FORMATS, KINDS, LABELS, SERIES, VALUES, Probe, Trace, TraceError, TraceWriter,
                        element_statistics)
+from opd.trace_layout import KERNELS
 
 TOOL = os.environ.get("OPD_TRACE_TOOL")
 needs_tool = pytest.mark.skipif(TOOL is None, reason="OPD_TRACE_TOOL is not set (scripts/test sets it)")
@@ -50,6 +51,64 @@ def sample() -> Trace:
         raw={"out": np.array([[1, np.inf, np.nan, 65504]], np.float16), "grad": np.array([[np.inf]], ml_dtypes.float8_e5m2)})
 
 
+def operand(format: str | None, *shape: int) -> dict:
+    return {"format": format, "shape": list(shape)} if format else {"shape": list(shape)}
+
+
+def operand_sample() -> Trace:
+    """Operators with operands at two of three steps, made by hand: a matmul (FP16), a layer_norm with gain and bias, a softmax
+    with a mask; a variance that has only shapes."""
+    probes = [Probe("attn.qk", "activation", "FP16", (2, 2, 3)), Probe("norm", "activation", "FP16", (4, 3)),
+              Probe("attn/softmax", "activation", "BF16", (2, 2, 3)), Probe("row", "activation", "FP32", (4,)),
+              Probe("residual", "activation", "E5M2", (4, 3))]
+    half = lambda *shape: np.arange(np.prod(shape)).reshape(shape).astype(np.float16)
+    return Trace(
+        name="operands", label="data", probes=probes, step=np.array([3, 4, 9]), max_abs=np.ones((3, 5), np.float32),
+        nonfinite=np.zeros((3, 5), np.int64), operators=[
+            dict(probe="attn/softmax", kernel="softmax", rows=4, columns=3, factor=0.125,
+                 operands=dict(x=operand("FP16", 4, 3), mask=operand(None, 2, 3))),
+            dict(probe="attn.qk", kernel="matmul", batch=2, rows=2, columns=3, depth=4, factor=1,
+                 operands=dict(a=operand("FP16", 4, 4), b=operand("FP16", 6, 4))),
+            dict(probe="norm", kernel="layer_norm", rows=4, columns=3, epsilon=1e-6,
+                 operands=dict(x=operand("FP16", 4, 3), gain=operand("FP32", 1, 3), bias=operand("BF16", 1, 3))),
+            dict(probe="row", kernel="variance", rows=4, columns=7, correction=1, operands=dict(x=operand("E4M3", 4, 7)))],
+        operand_step=np.array([4, 9]), operands={
+            "attn/softmax": dict(x=half(2, 4, 3), mask=np.array([[[1, 1, 0]] * 2, [[0, 1, 1]] * 2], np.uint8)),
+            "attn.qk": dict(a=half(2, 4, 4), b=np.full((2, 6, 4), np.inf, np.float16)),
+            "norm": dict(x=half(2, 4, 3), gain=np.ones((2, 1, 3), np.float32),
+                         bias=np.array([[[1, -0.0, np.nan]]] * 2, ml_dtypes.bfloat16))},
+        outputs={"attn.qk": half(2, 12)})
+
+
+@st.composite
+def operators(draw, probe: Probe) -> tuple[Probe, dict]:
+    """Any operator of that probe, and the probe with the shape that follows."""
+    name = draw(st.sampled_from(list(KERNELS)))
+    kernel = KERNELS[name]
+    rows, columns = 2 * draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    item = dict(probe=probe.name, kernel=name, rows=rows, columns=columns)
+    batch = 1
+    if kernel.is_matrix:
+        batch = draw(st.integers(1, 2)) if name == "matmul" else 1
+        item |= dict(batch=batch, depth=draw(st.integers(1, 3)))
+    if kernel.attribute == "correction":
+        item["correction"] = draw(st.integers(0, 5))
+    elif kernel.attribute:
+        least = None if kernel.attribute == "factor" else 0.0
+        item[kernel.attribute] = draw(st.floats(least, width=32, allow_nan=False, allow_infinity=False))
+    item["operands"] = {}
+    for i, own in enumerate(kernel.operands):
+        if i >= kernel.required and draw(st.booleans()):
+            continue
+        if kernel.is_matrix:
+            shape = [(batch * rows, item["depth"]), (batch * columns, item["depth"]), (1, columns)][i]
+        else:
+            shape = (draw(st.sampled_from([1, rows // 2, rows])), columns)
+        item["operands"][own] = operand(None if own == "mask" else draw(st.sampled_from(list(FORMATS))), *shape)
+    shape = (batch, rows) if kernel.shape == "row_reduction" else (batch, rows, columns)
+    return Probe(probe.name, probe.kind, probe.format, shape), item
+
+
 def assert_equal(got: Trace, want: Trace) -> int:
     """Compares every member bit for bit; returns how many arrays were compared."""
     for member in ("name", "label", "first_bad_step", "first_bad_op", "model", "framework", "seed", "manifest"):
@@ -57,8 +116,14 @@ def assert_equal(got: Trace, want: Trace) -> int:
     assert list(got.probes) == list(want.probes)
     compared = 0
     pairs = [(name, getattr(got, name), getattr(want, name)) for name in ("step", "raw_step", *COUNTS, *VALUES, *SERIES)]
-    assert got.raw.keys() == want.raw.keys()
-    for name, a, b in pairs + [(name, got.raw[name], want.raw[name]) for name in want.raw]:
+    assert got.operators == want.operators
+    assert {p: set(own) for p, own in got.operands.items()} == {p: set(own) for p, own in want.operands.items()}
+    pairs += [("operand_step", got.operand_step, want.operand_step)]
+    pairs += [(f"{p}/{name}", got.operands[p][name], rows) for p, own in want.operands.items() for name, rows in own.items()]
+    for members in ("raw", "outputs"):
+        assert getattr(got, members).keys() == getattr(want, members).keys()
+        pairs += [(name, getattr(got, members)[name], rows) for name, rows in getattr(want, members).items()]
+    for name, a, b in pairs:
         assert (a is None) == (b is None), name
         if a is not None:
             assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), name
@@ -72,6 +137,11 @@ def traces(draw) -> Trace:
     probes = [Probe(f"{op}{draw(st.text(max_size=4))}", draw(st.sampled_from(KINDS)), draw(st.sampled_from(list(FORMATS))),
                     tuple(draw(st.lists(st.integers(1, 4), max_size=3)))) for op in range(draw(st.integers(1, 4)))]
     steps = sorted(draw(st.sets(st.integers(0, 2**32 - 1), min_size=1, max_size=4)))
+    items = []
+    for op in range(len(probes)):
+        if draw(st.integers(0, 3)) == 0:
+            probes[op], item = draw(operators(probes[op]))
+            items.append(item)
     shape = (len(steps), len(probes))
     maybe = lambda strategy: draw(st.none() | strategy)
     column = lambda make: np.stack([draw(make(probe)) for probe in probes], axis=1)
@@ -99,6 +169,23 @@ def traces(draw) -> Trace:
                 trace.raw[probe.name] = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), element).reshape(
                     len(rows), probe.elements)
         trace.raw_step = np.array(rows, np.int64) if trace.raw else None
+    # What is read back has its numbers as the writer wrote them, which are those of binary32.
+    trace.operators = Trace.parse(Trace("t", "data", probes, trace.step, trace.max_abs, np.zeros(shape, np.int64),
+                                        operators=items).to_bytes(), "t").operators
+    rows = sorted(draw(st.sets(st.sampled_from(steps))))
+    def elements(dtype, *shape):
+        size = int(np.prod(shape)) * dtype.itemsize
+        return np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype).reshape(shape)
+    formats = {probe.name: probe for probe in probes}
+    for item in items if rows else []:
+        if draw(st.booleans()):
+            trace.operands[item["probe"]] = {
+                name: elements(np.dtype(np.uint8), len(rows), *own["shape"]) & 1 if name == "mask" else
+                elements(FORMATS[own["format"]].numpy, len(rows), *own["shape"]) for name, own in item["operands"].items()}
+            if draw(st.booleans()):
+                probe = formats[item["probe"]]
+                trace.outputs[probe.name] = elements(FORMATS[probe.format].numpy, len(rows), probe.elements)
+    trace.operand_step = np.array(rows, np.int64) if trace.operands else None
     for s, p in np.argwhere(trace.nonfinite > 0):
         if probes[p].kind == "activation":
             trace.first_bad_step, trace.first_bad_op = steps[s], probes[p].name
@@ -116,6 +203,29 @@ def test_sample_round_trip(tmp_path):
     sample().write(tmp_path / "a.trace")
     assert assert_equal(Trace.read(tmp_path / "a.trace"), sample()) == 16
     assert [p.name for p in tmp_path.iterdir()] == ["a.trace"]
+
+
+def test_operands_round_trip(tmp_path):
+    operand_sample().write(tmp_path / "a.trace")
+    trace = Trace.read(tmp_path / "a.trace")
+    assert assert_equal(trace, operand_sample()) == 12
+    assert trace.operands["attn/softmax"]["mask"].dtype == np.uint8 and not trace.operands["norm"]["x"].flags.owndata
+
+
+def test_operators_are_read_with_every_default_written_out():
+    trace = operand_sample()
+    for item, member in zip(trace.operators, ("factor", "factor", "epsilon", "correction")):
+        del item[member]
+    trace.operators[1].update(batch=1, rows=4)
+    trace.operators[1]["operands"] = dict(b=operand("FP16", 3, 4), a=operand("FP16", 4, 4))
+    trace.operators[0]["factor"] = 0.1  # rounded to binary32, of which 0.1 is the shortest decimal
+    del trace.operators[1]["batch"]
+    trace.operands = {}
+    trace.outputs, trace.operand_step = {}, None
+    got = Trace.parse(trace.to_bytes(), "f").operators
+    assert [item.get("factor") for item in got] == [0.1, 1, None, None]
+    assert got[1]["batch"] == 1 and list(got[1]["operands"]) == ["a", "b"]
+    assert got[2]["epsilon"] == 1e-5 and got[3]["correction"] == 0 and got[3]["operands"] == {"x": operand("E4M3", 4, 7)}
 
 
 @anything
@@ -224,6 +334,18 @@ def edited(**members) -> Trace:
      'probes: "INT8" is not a format; use FP16, BF16, E4M3, E5M2 or FP32'),
     (edited(first_bad_op=None), "first_bad_op: is missing while the other of the two is there; record both or none"),
     (edited(step=np.array([3, 3])), "step[1]: 3 does not come after 3; record every step once, in order"),
+    (edited(operators=3), "operators: is not a list of operators; give dictionaries of texts, whole and finite numbers"),
+    (edited(operators=[dict(probe="out", kernel="cast", rows=4, columns=1, operands={"x": {1, 2}})]),
+     "operators: is not a list of operators; give dictionaries of texts, whole and finite numbers"),
+    (edited(operators=[dict(probe="out", kernel="scale", factor=float("nan"), rows=4, columns=1, operands={})]),
+     "operators: is not a list of operators; give dictionaries of texts, whole and finite numbers"),
+    (edited(operators=[dict(probe="out", kernel="cast")]), "operators[0].rows: is missing; capture the trace again with opd.trace"),
+    (edited(operators=[dict(probe="out", kernel="cast", rows=2.0, columns=2, operands={})]),
+     "operators[0].rows: is not a whole number in 1..2^32-1; write a whole number, without a point"),
+    (edited(outputs={"out": np.zeros((1, 4), np.float64)}),
+     'tensor "output/out": has type float64; give elements in its format, of a mask uint8'),
+    (edited(operands={"out": {"x": np.zeros((1, 4), np.float16)}}),
+     'tensor "operand/out/x": is of no operator in operators; add the operator or remove the tensor'),
     (edited(zero=np.array([[0, 0]])), "zero: has shape [1, 2] instead of [2, 2]; capture the trace again with opd.trace"),
 ])
 def test_writer_rejects(trace, error):
@@ -254,6 +376,39 @@ def test_trace_writer_collects_steps(tmp_path):
 
 def test_trace_writer_without_steps_is_an_error():
     assert "step: holds no steps" in error_of(TraceWriter("run", "healthy", PROBES).finish().to_bytes)
+
+
+NORM = [dict(probe="a", kernel="softmax", rows=1, columns=2, operands=dict(x=operand("FP16", 1, 2), mask=operand(None, 1, 2)))]
+
+
+def test_trace_writer_collects_operands():
+    writer = TraceWriter("run", "gradual", PROBES, operators=NORM)
+    x = np.array([[1, -2]], np.float16)
+    statistics = dict(max_abs=[1, 2], nonfinite=[0, 0])
+    writer.add_step(0, **statistics)
+    for step in (4, 5):
+        writer.add_step(step, **statistics, operands={"a": {"x": x, "mask": np.array([[1, 0]], np.uint8)}}, outputs={"a": x})
+        x *= 2  # the writer keeps what it was given
+    trace = Trace.parse(writer.finish().to_bytes(), "f")
+    assert trace.operand_step.tolist() == [4, 5]
+    assert trace.operands["a"]["x"].tolist() == [[[1, -2]], [[2, -4]]] and trace.operands["a"]["mask"].tolist() == [[[1, 0]]] * 2
+    assert trace.outputs["a"].tolist() == [[1, -2], [2, -4]] and trace.operators[0]["factor"] == 1
+
+
+@pytest.mark.parametrize("operands, outputs, error", [
+    ({}, {"a": np.zeros(2, np.float16)}, "run: step 1: outputs without operands; give the operands of the operators as well"),
+    ({"a": {"x": np.zeros((1, 2), np.float16)}}, {},
+     "run: step 1: operand/a/mask: not in every step that has operands; give the same operands each time"),
+    ({"a": {"x": np.zeros((1, 2), np.float32), "mask": np.ones((1, 2), np.uint8)}}, {},
+     'run: step 1: "operand/a/x" changes from float16 [1, 2] to float32 [1, 2]; give the same shape and type each time'),
+    ({"a": {"x": np.zeros((1, 2), np.float16), "mask": np.ones((2, 1), np.uint8)}}, {},
+     'run: step 1: "operand/a/mask" changes from uint8 [1, 2] to uint8 [2, 1]; give the same shape and type each time'),
+])
+def test_trace_writer_rejects_operands(operands, outputs, error):
+    writer = TraceWriter("run", "healthy", PROBES, operators=NORM)
+    statistics = dict(max_abs=[1, 2], nonfinite=[0, 0])
+    writer.add_step(0, **statistics, operands={"a": {"x": np.zeros((1, 2), np.float16), "mask": np.ones((1, 2), np.uint8)}})
+    assert error_of(lambda: writer.add_step(1, **statistics, operands=operands, outputs=outputs)) == error
 
 
 @pytest.mark.parametrize("first, second, error", [
@@ -309,7 +464,7 @@ def test_element_statistics(name):
 def test_both_readers_say_the_same_of_every_broken_rule(tmp_path):
     tool("bad", tmp_path)
     paths = sorted(tmp_path.glob("*.trace"))
-    assert len(paths) >= 160
+    assert len(paths) >= 320
     differences = {}
     for path in paths:
         expected = f"{path}: {path.with_suffix('.error').read_text()}"
@@ -338,9 +493,37 @@ def test_python_reads_what_cpp_writes_and_writes_the_same_bytes(tmp_path):
     assert compared == 300
 
 
+@needs_tool
+def test_both_sides_know_the_same_kernels():
+    lines = [line.split("\t") for line in tool("kernels").decode().splitlines()]
+    cpp = {name: (shape, tuple(operands.split()), int(required), attribute or None, float(default))
+           for name, shape, operands, required, attribute, default in lines}
+    assert list(cpp.items()) == [(name, tuple(kernel)) for name, kernel in KERNELS.items()] and len(cpp) == 24
+
+
+@needs_tool
+def test_both_writers_write_an_attribute_alike(tmp_path):
+    """Every exponent of binary32, and the numbers beside those where its notation changes."""
+    rng = np.random.default_rng(0x7ACE)
+    values = np.concatenate([
+        np.ldexp(rng.uniform(-2, 2, 600), np.arange(600) % 277 - 149),
+        [0.0, -0.0, 0.1, 1e-4, 1e-5, 9.99e-5, 1e15, 1e16, 1e17, 2.0**63, 2.0**24],
+        np.nextafter(np.float32([1e-4, 1e16, 2.0**63]), np.float32(0)), rng.integers(0, 10**6, 100) / 1000]).astype(np.float32)
+    probes = [Probe(f"p{i}", "activation", "FP16", (1,)) for i in range(len(values))]
+    shape = (1, len(values))
+    trace = Trace("t", "data", probes, np.array([0]), np.zeros(shape, np.float32), np.zeros(shape, np.int64))
+    trace.operators = [dict(probe=f"p{i}", kernel="scale", rows=1, columns=1, factor=float(value), operands=dict(
+        x=operand("FP16", 1, 1))) for i, value in enumerate(values)]
+    trace.write(tmp_path / "python.trace")
+    tool("copy", tmp_path / "python.trace", tmp_path / "cpp.trace")
+    assert (tmp_path / "cpp.trace").read_bytes() == (tmp_path / "python.trace").read_bytes()
+    read = np.array([item["factor"] for item in Trace.read(tmp_path / "cpp.trace").operators], np.float32)
+    assert len(read) > 700 and read.tobytes() == values.tobytes()
+
+
 TOKENS = ["{", "}", "[", "]", ",", ":", '"', "\\", "null", "true", "-1", "-0", "0", "1e9", "1e400", "18446744073709551616",
           "9223372036854775808", "4294967296", '"F32"', '"I64"', '"F16"', '"shape"', '"dtype"', '"__metadata__"', '"raw/grad"',
-          '"step"', "\\u0000", "\\ud800", "\\u20ac", "\x7f", "\u20ac"]
+          '"step"', '\\"mask\\"', '\\"rows\\"', '\\"x\\"', '\\"U8\\"', '"operand/norm/x"', "0.5", "\\u0000", "\\ud800", "\\u20ac", "\x7f", "\u20ac"]
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
@@ -376,7 +559,8 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 
 
 @needs_tool
-def test_both_readers_say_the_same_of_mutated_files(tmp_path):
+@pytest.mark.parametrize("sample", [sample, operand_sample])
+def test_both_readers_say_the_same_of_mutated_files(tmp_path, sample):
     seed = int(os.environ.get("OPD_SEED", "0x7ACE"), 0)
     print(f"reproduce: OPD_SEED={seed}")
     rng = random.Random(seed)

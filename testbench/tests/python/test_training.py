@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TRAINING = ROOT / "traces" / "training"
 CAPTURED = ROOT / "traces" / "captured"
 CORPUS = ROOT / "traces" / "corpus"
+OPERANDS = ROOT / "traces" / "operands"
 sys.path[:0] = [str(TRAINING), str(ROOT / "sw_reference" / "python")]
 
 import corpus  # noqa: E402
@@ -105,6 +106,22 @@ def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path, text_file):
     assert not np.array_equal(first.max_abs, other.max_abs)
 
 
+def test_operands_of_the_same_seed_are_the_same(tmp_path, text_file):
+    file = tmp_path / "scenario.toml"
+    file.write_text(SCENARIO + 'probes = ["*.qk", "*.softmax"]\noperands = { probes = ["*.qk"], ring = 2 }\n'
+                    'fault = { kind = "hidden-query", step = 4, target = "block.0.attn" }\n')
+    contents = []
+    for folder in ("first", "second"):
+        result = run_program("--file", file, "--scenario", "small", "--text", text_file, "--out", tmp_path / folder)
+        contents.append((tmp_path / folder / "small.safetensors").read_bytes())
+    assert contents[0] == contents[1], result.stderr
+    trace = Trace.parse(contents[0], "first")
+    assert [probe.name for probe in trace.probes] == ["block.0.attn.qk", "block.0.attn.softmax"]
+    assert trace.operand_step.tolist() == [3, 4] and list(trace.operands) == ["block.0.attn.qk"] and len(trace.operators) == 2
+    entry = json.loads((tmp_path / "first" / "MANIFEST.json").read_text())["small.safetensors"]
+    assert entry["operand_steps"] == [3, 4] and entry["operands"] == {"asked": ["*.qk"], "ring": 2}
+
+
 def decisive(manifest: dict) -> dict:
     """What the bits of a run depend on; Python's own patch level computes nothing."""
     return {**manifest["platform"], **manifest["versions"], "python": manifest["versions"]["python"].rpartition(".")[0]}
@@ -112,6 +129,8 @@ def decisive(manifest: dict) -> dict:
 
 @pytest.mark.parametrize("file, folder, scenario, seed", [
     (TRAINING / "captured.toml", CAPTURED, "qk_overflow", 1),
+    (TRAINING / "operands.toml", OPERANDS, "qk_window", 1),
+    (TRAINING / "operands.toml", OPERANDS, "squares_window", 1),
     (TRAINING / "scenarios", CORPUS, "gpt-e4m3-overflow", 2),
     (TRAINING / "scenarios", CORPUS, "moe-healthy", 2),
     (TRAINING / "scenarios", CORPUS, "recurrent-lstm-healthy", 1),
@@ -173,7 +192,8 @@ def test_killed_run_leaves_its_steps_and_no_trace(tmp_path, text_file):
 # --- shipped traces --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file, folder", [(TRAINING / "captured.toml", CAPTURED), (TRAINING / "scenarios", CORPUS)])
+@pytest.mark.parametrize("file, folder", [
+    (TRAINING / "captured.toml", CAPTURED), (TRAINING / "scenarios", CORPUS), (TRAINING / "operands.toml", OPERANDS)])
 def test_manifest_and_labels_are_those_of_the_files(file, folder):
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     labels = read_labels(folder / "labels.toml")
@@ -228,7 +248,9 @@ def test_the_corpus_is_what_it_should_be():
     for split in ("tuning", "held-out"):
         classes = {label.kind for label in labels.values() if label.split == split}
         assert classes >= {"healthy", "stressed", "near-limit", "gradual", "sudden", "saturating", "injected"}
-    assert sum(file.stat().st_size for file in files) < 140e6  # mostly zeros: a third less on a disk that compresses
+    windows = list(OPERANDS.glob("*.safetensors"))
+    assert sum(file.stat().st_size for file in windows) < 8e6
+    assert sum(file.stat().st_size for file in (*files, *windows)) < 140e6  # mostly zeros: a third less on a disk that compresses
     assert (CORPUS / "MANIFEST.json").read_text().count("\n") < 40 * len(files)
     assert all(len(Trace.read(file).probes) <= 256 for file in files)  # operators of the device: replay takes every run
 
@@ -508,6 +530,12 @@ def test_a_class_that_was_not_expected_is_said(small, capsys):
     ('raw = { probes = "qk" }\n', [], "small: raw.probes: is no list of patterns"),
     ('raw = { probes = ["*"], steps = [1] }\n', [], "small: raw.steps: is no pair of whole numbers"),
     ('raw = { probes = ["*"], steps = [4, 3] }\n', [], "small: raw.steps: [4, 3] ends before it begins"),
+    ("operands = 3\n", [], "small: operands: 3 is not a table"),
+    ('operands = { probes = "qk" }\n', [], "small: operands.probes: is no list of patterns"),
+    ('operands = { probes = ["*"], ring = 0 }\n', [], "small: operands.ring: 0 is not positive"),
+    ('operands = { probes = ["*"], rung = 2 }\n', [], "small: operands.rung is unknown; use one of probes, ring"),
+    ('probes = "output"\n', [], "small: probes: is no list of expressions; give texts"),
+    ("probes = []\n", [], "small: probes: is no list of expressions; give texts"),
     (f"lr = 1{'0' * 400}\n", [], "small: int too large"),
     ("init_loss_scale = 1e39\n", [], "setting init_loss_scale: 1e+39 is above 2^127"),
     ('[seedless]\nwhy = "x"\nmodel = "gpt"\nexpect = "healthy"\n', [], "--scenario: seedless has no seed; give --seed"),

@@ -11,6 +11,7 @@
 
 #include "elements.hpp"
 #include "opd/sc/device_signals.hpp"
+#include "opd/sc/vector_unit.hpp"
 
 namespace opd::tb {
 
@@ -20,6 +21,14 @@ struct ReportedCompletion {
   std::uint64_t last_beat_cycle = 0;
   Mode mode = Mode::kFast;
   bool operator==(const ReportedCompletion&) const = default;
+};
+
+/// A computed operator as its issue reported it.
+struct ReportedExecution {
+  std::uint64_t tag = 0;
+  std::uint64_t issue_cycle = 0;
+  Execution execution;
+  bool operator==(const ReportedExecution&) const = default;
 };
 
 /// A beat as an edge sampled it.
@@ -42,6 +51,9 @@ class UnitBench {
             "unit", device, unit, [this](sc::Operation& operation) { return next_(operation); },
             [this](std::uint64_t tag, std::uint64_t issue, std::uint64_t last, Mode mode) {
               completions.push_back({tag, issue, last, mode});
+            },
+            [this](std::uint64_t tag, std::uint64_t issue, const Execution& execution) {
+              executions.push_back({tag, issue, execution});
             }) {
     pins_.bind(device_);
     pins_.bind(unit_);
@@ -93,6 +105,7 @@ class UnitBench {
   }
 
   bool done() const { return done_.read(); }
+  sc::VectorUnit& unit() { return unit_; }
   const sc::VectorUnitCounts& unit_counts() const { return unit_.counts(); }
   std::uint32_t unseen_count() const { return pins_.unseen_count.read(); }
 
@@ -102,6 +115,7 @@ class UnitBench {
   std::uint64_t hold_until = 0;  ///< the source answers "wait" at edges before
   unsigned source_calls = 0;
   std::vector<ReportedCompletion> completions;
+  std::vector<ReportedExecution> executions;
   std::vector<SampledBeat> beats;
   std::vector<OpRecord> records;
   std::vector<TapCounts> counts;

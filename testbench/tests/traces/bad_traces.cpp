@@ -69,6 +69,373 @@ std::string replaced(std::string text, std::string_view from, std::string_view t
   return text.replace(at, from.size(), to);
 }
 
+/// Operators and operands: one entry of `operators` broken, or a tensor of operand_trace().
+std::vector<BadTrace> bad_operands() {
+  const Parts good(trace::serialize(operand_trace(), "sample"));
+  std::vector<BadTrace> cases;
+  const auto parts_case = [&](std::string name, const std::function<void(Parts&)>& edit,
+                              std::string error) {
+    Parts parts = good;
+    edit(parts);
+    cases.push_back({std::move(name), parts.bytes(), std::move(error)});
+  };
+  const auto list_case = [&](std::string name, std::string_view text, std::string error) {
+    parts_case(
+        std::move(name),
+        [&](Parts& p) {
+          p.metadata["operators"] = text;
+          std::erase_if(p.tensors, [](const auto& t) {
+            return t.first.starts_with("operand") || t.first.starts_with("output/");
+          });
+        },
+        std::move(error));
+  };
+  // The entry, alone in its list and without tensors; the error without "operators[0]".
+  const auto entry_case = [&](std::string name, const std::string& entry,
+                              const std::string& error) {
+    list_case(std::move(name), "[" + entry + "]", "operators[0]" + error);
+  };
+  const auto edited = [](std::string_view entry, std::string_view from, std::string_view to) {
+    return replaced(std::string(entry), from, to);
+  };
+  const std::string add =
+      R"({"probe":"residual","kernel":"add","rows":4,"columns":3,"operands":{)"
+      R"("a":{"format":"E5M2","shape":[4,3]},"b":{"format":"FP16","shape":[2,3]}}})";
+  const std::string matmul =
+      R"({"probe":"attn.qk","kernel":"matmul","batch":2,"rows":2,"columns":3,"depth":4,"factor":0.5,)"
+      R"("operands":{"a":{"format":"FP16","shape":[4,4]},"b":{"format":"FP16","shape":[6,4]}}})";
+  const std::string linear =
+      R"({"probe":"attn.qk","kernel":"linear","rows":4,"columns":3,"depth":5,)"
+      R"("operands":{"x":{"format":"FP16","shape":[4,5]},"weight":{"format":"FP16","shape":[3,5]},)"
+      R"("bias":{"format":"FP16","shape":[1,3]}}})";
+  const std::string softmax =
+      R"({"probe":"norm","kernel":"softmax","rows":4,"columns":3,"factor":0.5,)"
+      R"("operands":{"x":{"format":"FP16","shape":[4,3]},"mask":{"shape":[2,3]}}})";
+  const std::string norm =
+      R"({"probe":"norm","kernel":"rms_norm","rows":4,"columns":3,"epsilon":1e-6,)"
+      R"("operands":{"x":{"format":"FP16","shape":[4,3]},"gain":{"format":"FP16","shape":[1,3]}}})";
+  const std::string variance =
+      R"({"probe":"row","kernel":"variance","rows":4,"columns":7,"correction":1,)"
+      R"("operands":{"x":{"format":"FP16","shape":[4,7]}}})";
+
+  // The list.
+  for (const std::string text : {"{}", "[]", "null", "3", "\"add\""}) {
+    list_case("operators_no_list_" + std::to_string(cases.size()), text,
+              "operators: is not a list of operators; leave it out where there is none");
+  }
+  list_case("operators_no_json", "[", "operators: not valid JSON" + kCapture);
+  list_case("operators_duplicate_key",
+            edited("[" + add + "]", R"("rows":4)", R"("rows":4,"rows":4)"),
+            "operators: duplicate key \"rows\"" + kCapture);
+  list_case("operators_beyond_a_double", edited("[" + matmul + "]", "0.5", "1e999"),
+            "operators: not valid JSON" + kCapture);
+  list_case("operators_nan", edited("[" + matmul + "]", "0.5", "NaN"),
+            "operators: not valid JSON" + kCapture);
+  list_case("operator_no_object", "[" + add + ",3]", "operators[1]: is not an object" + kCapture);
+  list_case("operator_twice", "[" + matmul + "," + linear + "]",
+            "operators[1].probe: \"attn.qk\" has two operators; give a probe one operator at most");
+
+  // Probe, kernel and names.
+  entry_case("operator_probe_missing", edited(add, R"("probe":"residual",)", ""),
+             ".probe: is missing or not a string" + kCapture);
+  entry_case(
+      "operator_probe_unknown", edited(add, "residual", "residue\xC3\xA9"),
+      ".probe: \"residue\\xc3\\xa9\" is not in probes; add the probe or remove the operator");
+  entry_case("operator_kernel_missing", edited(add, R"("kernel":"add")", R"("kernel":3)"),
+             ".kernel: is missing or not a string" + kCapture);
+  entry_case("operator_kernel_misspelt", edited(softmax, "softmax", "sofmax"),
+             ".kernel: \"sofmax\" is not a kernel; did you mean softmax?");
+  entry_case("operator_kernel_other_case", edited(norm, "rms_norm", "RMSNorm"),
+             ".kernel: \"RMSNorm\" is not a kernel; docs/vector_unit.md lists the kernels");
+  entry_case("operator_kernel_unknown",
+             edited(add, R"("kernel":"add")", R"("kernel":"convolve2d")"),
+             ".kernel: \"convolve2d\" is not a kernel; docs/vector_unit.md lists the kernels");
+  entry_case("operator_kernel_long",
+             edited(add, R"("kernel":"add")", "\"kernel\":\"" + std::string(65, 'a') + "\""),
+             ".kernel: \"" + std::string(64, 'a') +
+                 "...\" is not a kernel; docs/vector_unit.md lists the kernels");
+  entry_case("operator_attribute_misspelt", edited(norm, "epsilon", "eps1lon"),
+             ": \"eps1lon\" is not a field of rms_norm; did you mean epsilon?");
+  entry_case("operator_attribute_unknown", edited(add, R"("rows":4)", R"("rows":4,"alpha":2)"),
+             ": \"alpha\" is not a field of add; remove it");
+  entry_case("operator_attribute_of_another", edited(norm, "epsilon", "factor"),
+             ": \"factor\" is not a field of rms_norm; remove it");
+  entry_case("operator_batch_without_matrix", edited(add, R"("rows":4)", R"("batch":1,"rows":4)"),
+             ": \"batch\" is not a field of add; remove it");
+  entry_case("operator_depth_without_matrix",
+             edited(softmax, R"("rows":4)", R"("depth":3,"rows":4)"),
+             ": \"depth\" is not a field of softmax; remove it");
+
+  // Sizes.
+  const std::string whole =
+      " is not a whole number in 1..2^32-1; write a whole number, without a point";
+  const std::string zero = " is 0, which makes nothing to compute; leave the operator out";
+  for (const std::string key : {"rows", "columns", "batch", "depth"}) {
+    const std::string at = "\"" + key + "\":";
+    const std::string now = at + (key == "depth" ? "4" : key == "columns" ? "3" : "2");
+    entry_case("operator_" + key + "_zero", edited(matmul, now, at + "0"), "." + key + ":" + zero);
+    for (const std::string value :
+         {"-1", "2.0", "\"2\"", "true", "null", "[2]", "4294967296", "99999999999999999999"}) {
+      entry_case("operator_" + key + "_" + std::to_string(cases.size()),
+                 edited(matmul, now, at + value), "." + key + ":" + whole);
+    }
+    if (key != "batch")
+      entry_case("operator_" + key + "_missing", edited(matmul, now + ",", ""),
+                 "." + key + ": is missing" + kCapture);
+  }
+  entry_case(
+      "operator_batch_left_out", edited(matmul, R"("batch":2,)", ""),
+      ": makes 6 elements, but probe \"attn.qk\" has 12; correct the shape of one of the two");
+  entry_case("operator_batch_of_a_linear", edited(linear, R"("rows":4)", R"("rows":2,"batch":2)"),
+             ".batch: 2, but a linear has one batch; count the rows of all batches in rows");
+  entry_case(
+      "operator_of_another_size", edited(add, R"("rows":4)", R"("rows":8)"),
+      ": makes 24 elements, but probe \"residual\" has 12; correct the shape of one of the two");
+  entry_case("operator_reduction_of_another_size", edited(variance, R"("rows":4)", R"("rows":8)"),
+             ": makes 8 elements, but probe \"row\" has 4; correct the shape of one of the two");
+  const std::string too_many = ": makes more than 2^63-1 elements or products; correct its shape";
+  entry_case("operator_2_64_elements",
+             edited(edited(add, R"("rows":4)", R"("rows":4294967295)"), R"("columns":3)",
+                    R"("columns":4294967295)"),
+             too_many);
+  entry_case("operator_2_96_elements",
+             edited(edited(edited(matmul, R"("rows":2)", R"("rows":4294967295)"), R"("columns":3)",
+                           R"("columns":4294967295)"),
+                    R"("batch":2)", R"("batch":4294967295)"),
+             too_many);
+  entry_case("operator_2_63_products",
+             edited(edited(matmul, R"("rows":2)", R"("rows":2147483648)"), R"("depth":4)",
+                    R"("depth":4294967295)"),
+             too_many);
+  entry_case("operator_rows_of_all_batches", edited(matmul, R"("rows":2)", R"("rows":2147483648)"),
+             ": has operands of more than 2^32-1 rows; correct its shape");
+  entry_case("operator_columns_of_all_batches",
+             edited(matmul, R"("columns":3)", R"("columns":2147483648)"),
+             ": has operands of more than 2^32-1 rows; correct its shape");
+
+  // Attributes.
+  for (const std::string value : {"true", "\"0.5\"", "null", "[0.5]", "{}"}) {
+    entry_case("operator_factor_" + std::to_string(cases.size()), edited(matmul, "0.5", value),
+               ".factor: is not a number; write a number");
+  }
+  for (const std::string& value : std::vector<std::string>{
+           "1e39", "-1e308", "3.4028235677973366e38", "1" + std::string(60, '0')}) {
+    entry_case("operator_factor_" + std::to_string(cases.size()), edited(matmul, "0.5", value),
+               ".factor: is beyond binary32; write a number that binary32 can hold");
+  }
+  entry_case("operator_epsilon_infinite", edited(norm, "1e-6", "1e39"),
+             ".epsilon: is beyond binary32; write a number that binary32 can hold");
+  entry_case("operator_epsilon_negative", edited(norm, "1e-6", "-1e-45"),
+             ".epsilon: is negative; write 0 or a positive number");
+  entry_case("operator_epsilon_text", edited(norm, "1e-6", "\"1e-6\""),
+             ".epsilon: is not a number; write a number");
+  entry_case("operator_correction_negative",
+             edited(variance, R"("correction":1)", R"("correction":-1)"),
+             ".correction: is negative; write 0 or a positive number");
+  entry_case("operator_correction_half",
+             edited(variance, R"("correction":1)", R"("correction":0.5)"),
+             ".correction: is not a whole number; write 0, 1, ...");
+  entry_case("operator_correction_true",
+             edited(variance, R"("correction":1)", R"("correction":true)"),
+             ".correction: is not a number; write a number");
+
+  // Operands.
+  const std::string operands = ".operands: is missing or not an object" + kCapture;
+  entry_case("operands_missing", R"({"probe":"residual","kernel":"add","rows":4,"columns":3})",
+             operands);
+  entry_case("operands_list",
+             R"({"probe":"residual","kernel":"add","rows":4,"columns":3,"operands":[]})", operands);
+  entry_case("operand_missing", edited(add, R"(,"b":{"format":"FP16","shape":[2,3]})", ""),
+             ".operands.b: is missing, and add needs it; record it, or remove the operator");
+  entry_case("operand_missing_first",
+             edited(softmax, R"("x":{"format":"FP16","shape":[4,3]},)", ""),
+             ".operands.x: is missing, and softmax needs it; record it, or remove the operator");
+  entry_case("operand_unknown", edited(matmul, R"("b":)", R"("k":)"),
+             ".operands: \"k\" is not an operand of matmul; use a or b");
+  entry_case("operand_unknown_of_one", edited(variance, R"("x":)", R"("in":)"),
+             ".operands: \"in\" is not an operand of variance; use x");
+  entry_case("operand_unknown_of_three", edited(linear, R"("weight":)", R"("w":)"),
+             ".operands: \"w\" is not an operand of linear; use x, weight or bias");
+  entry_case("operand_no_object", edited(add, R"({"format":"FP16","shape":[2,3]})", "[2,3]"),
+             ".operands.b: is not an object" + kCapture);
+  entry_case("operand_field_unknown", edited(variance, R"("format")", R"("fromat":"","format")"),
+             ".operands.x: \"fromat\" is not a field of an operand; did you mean format?");
+  entry_case("operand_format_missing", edited(variance, R"("format":"FP16",)", ""),
+             ".operands.x.format: is missing or not a string" + kCapture);
+  entry_case("operand_format_unknown", edited(variance, "FP16", "FP64"),
+             ".operands.x.format: \"FP64\" is not a format; use FP16, BF16, E4M3, E5M2 or FP32");
+  entry_case("mask_with_format", edited(softmax, R"("mask":{)", R"("mask":{"format":"U8",)"),
+             ".operands.mask: \"format\" is not a field of a mask; remove it");
+  const std::string list = ": is missing or not a list of rows and columns" + kCapture;
+  entry_case("operand_shape_missing", edited(variance, R"(,"shape":[4,7])", ""),
+             ".operands.x.shape" + list);
+  for (const std::string value : {"4", "[28]", "[1,4,7]", "{}"}) {
+    entry_case("operand_shape_" + std::to_string(cases.size()), edited(variance, "[4,7]", value),
+               ".operands.x.shape" + list);
+  }
+  for (const std::string value : {"[4.0,7]", "[4,\"7\"]", "[-4,7]", "[4,4294967296]", "[true,7]"}) {
+    entry_case("operand_shape_" + std::to_string(cases.size()), edited(variance, "[4,7]", value),
+               ".operands.x.shape:" + whole);
+  }
+  for (const std::string value : {"[0,7]", "[4,0]"}) {
+    entry_case("operand_shape_" + std::to_string(cases.size()), edited(variance, "[4,7]", value),
+               ".operands.x.shape:" + zero);
+  }
+  entry_case("operand_2_63_elements", edited(variance, "[4,7]", "[4294967295,4294967295]"),
+             ".operands.x.shape: [4294967295, 4294967295] makes more than 2^63-1 elements; "
+             "correct the shape");
+  entry_case("operand_columns", edited(add, "[2,3]", "[2,6]"),
+             ".operands.b.shape: [2, 6] has not the 3 columns of the operator; correct the shape");
+  entry_case("operand_rows", edited(add, "[2,3]", "[3,3]"),
+             ".operands.b.shape: [3, 3]: 4 rows of the operator are not a multiple of 3; correct "
+             "the shape; the rows of an operand repeat");
+  entry_case("operand_more_rows", edited(add, "[2,3]", "[8,3]"),
+             ".operands.b.shape: [8, 3]: 4 rows of the operator are not a multiple of 8; correct "
+             "the shape; the rows of an operand repeat");
+  entry_case(
+      "mask_columns", edited(softmax, "[2,3]", "[2,2]"),
+      ".operands.mask.shape: [2, 2] has not the 3 columns of the operator; correct the shape");
+  entry_case("mask_rows", edited(softmax, "[2,3]", "[3,3]"),
+             ".operands.mask.shape: [3, 3]: 4 rows of the operator are not a multiple of 3; "
+             "correct the shape; the rows of an operand repeat");
+  entry_case(
+      "gain_columns", edited(norm, "[1,3]", "[3,1]"),
+      ".operands.gain.shape: [3, 1] has not the 3 columns of the operator; correct the shape");
+  const std::string either = "; correct the shape of the operand or of the operator";
+  entry_case("matmul_rows", edited(matmul, "[4,4]", "[2,4]"),
+             ".operands.a.shape: is [2, 4] instead of [4, 4]" + either);
+  entry_case("matmul_depth", edited(matmul, "[6,4]", "[6,5]"),
+             ".operands.b.shape: is [6, 5] instead of [6, 4]" + either);
+  entry_case("matmul_transposed", edited(matmul, "[6,4]", "[4,6]"),
+             ".operands.b.shape: is [4, 6] instead of [6, 4]" + either);
+  entry_case("linear_weight", edited(linear, "[3,5]", "[5,3]"),
+             ".operands.weight.shape: is [5, 3] instead of [3, 5]" + either);
+  entry_case("linear_bias", edited(linear, "[1,3]", "[3,1]"),
+             ".operands.bias.shape: is [3, 1] instead of [1, 3]" + either);
+  entry_case("linear_bias_of_all_rows", edited(linear, "[1,3]", "[4,3]"),
+             ".operands.bias.shape: is [4, 3] instead of [1, 3]" + either);
+
+  // Tensors.
+  const auto rename = [](const char* from, const char* to) {
+    return [=](Parts& p) {
+      auto node = p.tensors.extract(from);
+      node.key() = to;
+      p.tensors.insert(std::move(node));
+    };
+  };
+  parts_case(
+      "operands_without_operators", [](Parts& p) { p.metadata.erase("operators"); },
+      "tensor \"operand/attn.qk/a\": is of no operator in operators; add the operator or remove "
+      "the "
+      "tensor");
+  const std::string no_operator =
+      ": is of no operator in operators; add the operator or remove the tensor";
+  parts_case("operand_of_no_probe", rename("operand/attn.qk/a", "operand/attn.k/a"),
+             "tensor \"operand/attn.k/a\"" + no_operator);
+  parts_case("operand_of_no_operator", rename("operand/attn.qk/a", "operand/residual/a"),
+             "tensor \"operand/residual/a\"" + no_operator);
+  parts_case("operand_without_name", rename("operand/attn.qk/a", "operand/attn.qk"),
+             "tensor \"operand/attn.qk\"" + no_operator);
+  parts_case("operand_without_probe", rename("operand/attn.qk/a", "operand//a"),
+             "tensor \"operand//a\"" + no_operator);
+  parts_case("output_of_no_operator", rename("output/attn.qk", "output/residual"),
+             "tensor \"output/residual\"" + no_operator);
+  parts_case(
+      "operand_not_declared", rename("operand/attn.qk/a", "operand/attn.qk/mask"),
+      "tensor \"operand/attn.qk/mask\": is of no operand of that operator; add the operand to "
+      "operators or remove the tensor");
+  parts_case(
+      "operand_of_another_kernel", rename("operand/norm/gain", "operand/norm/weight"),
+      "tensor \"operand/norm/weight\": is of no operand of that operator; add the operand to "
+      "operators or remove the tensor");
+  parts_case(
+      "operand_left_out", [](Parts& p) { p.tensors.erase("operand/norm/bias"); },
+      "tensor \"operand/norm/bias\": is missing while other operands of that operator are there; "
+      "record all operands of an operator or none");
+  parts_case(
+      "output_alone",
+      [](Parts& p) {
+        p.tensors.erase("operand/attn.qk/a");
+        p.tensors.erase("operand/attn.qk/b");
+      },
+      "tensor \"output/attn.qk\": is there, but no operand of that operator is; record its "
+      "operands "
+      "or remove it");
+  parts_case(
+      "operand_step_alone",
+      [](Parts& p) {
+        std::erase_if(p.tensors, [](const auto& t) {
+          return t.first.starts_with("operand/") || t.first.starts_with("output/");
+        });
+      },
+      "operand_step: is there, but no operand/ tensor is; remove it");
+  parts_case(
+      "operand_step_missing", [](Parts& p) { p.tensors.erase("operand_step"); },
+      "operand_step: is missing" + kCapture);
+  parts_case(
+      "operand_step_dtype", [](Parts& p) { p.tensors["operand_step"].dtype = "U64"; },
+      "operand_step: has dtype U64 instead of I64" + kCapture);
+  parts_case(
+      "operand_step_empty", [](Parts& p) { p.reshape("operand_step", {0}, 0); },
+      "operand_step: holds no steps; record at least one step");
+  parts_case(
+      "operand_step_unknown", [](Parts& p) { p.set<std::int64_t>("operand_step", 1, 10); },
+      "operand_step[1]: 10 is not in step; record the statistics of every step with operands");
+  parts_case(
+      "operand_step_repeats", [](Parts& p) { p.set<std::int64_t>("operand_step", 1, 4); },
+      "operand_step[1]: 4 does not come after 4; record every step once, in order");
+  parts_case(
+      "operand_rows_of_the_tensor",
+      [](Parts& p) {
+        p.reshape("operand/attn.qk/a", {1, 4, 4}, 32);
+      },
+      "tensor \"operand/attn.qk/a\": has shape [1, 4, 4] instead of [2, 4, 4]" + kCapture);
+  parts_case(
+      "operand_flat",
+      [](Parts& p) {
+        p.tensors["operand/attn.qk/a"].shape = {2, 16};
+      },
+      "tensor \"operand/attn.qk/a\": has shape [2, 16] instead of [2, 4, 4]" + kCapture);
+  parts_case(
+      "operand_dtype", [](Parts& p) { p.tensors["operand/attn.qk/b"].dtype = "BF16"; },
+      "tensor \"operand/attn.qk/b\": has dtype BF16 instead of F16" + kCapture);
+  for (const std::string dtype : {"BOOL", "I8", "F8_E4M3"}) {
+    parts_case(
+        "mask_dtype_" + dtype,
+        [&](Parts& p) { p.tensors["operand/attn/softmax/mask"].dtype = dtype; },
+        "tensor \"operand/attn/softmax/mask\": has dtype " + dtype + " instead of U8" + kCapture);
+  }
+  parts_case(
+      "mask_shape",
+      [](Parts& p) {
+        p.tensors["operand/attn/softmax/mask"].shape = {2, 3, 2};
+      },
+      "tensor \"operand/attn/softmax/mask\": has shape [2, 3, 2] instead of [2, 2, 3]" + kCapture);
+  for (const unsigned value : {2u, 255u}) {
+    parts_case(
+        "mask_" + std::to_string(value),
+        [&](Parts& p) { p.set("operand/attn/softmax/mask", 7, static_cast<std::uint8_t>(value)); },
+        "tensor \"operand/attn/softmax/mask\": step 9: " + std::to_string(value) +
+            " is neither 0 nor 1; write 0 for a hidden element, 1 for one that counts");
+  }
+  parts_case(
+      "output_dtype", [](Parts& p) { p.tensors["output/attn.qk"].dtype = "BF16"; },
+      "tensor \"output/attn.qk\": has dtype BF16 instead of F16" + kCapture);
+  parts_case(
+      "output_elements",
+      [](Parts& p) {
+        p.reshape("output/attn.qk", {2, 6}, 24);
+      },
+      "tensor \"output/attn.qk\": has shape [2, 6] instead of [2, 12]" + kCapture);
+  parts_case(
+      "output_in_the_probe_s_shape",
+      [](Parts& p) {
+        p.tensors["output/attn.qk"].shape = {2, 2, 2, 3};
+      },
+      "tensor \"output/attn.qk\": has shape [2, 2, 2, 3] instead of [2, 12]" + kCapture);
+  return cases;
+}
+
 /// A file of that header and no data.
 std::vector<std::byte> only_header(std::string_view header) {
   return with_header(std::vector<std::byte>(8), header);
@@ -568,6 +935,7 @@ std::vector<BadTrace> bad_traces() {
       "first_bad_step: step 7, probe \"layer.0/weight\": nonfinite is not 0, and that is not the "
       "step and op recorded "
       "as first; record the first non-finite activation");
+  for (BadTrace& bad : bad_operands()) cases.push_back(std::move(bad));
   return cases;
 }
 

@@ -40,6 +40,12 @@ constexpr std::string_view kTokens[] = {"{",
                                         "\"__metadata__\"",
                                         "\"raw/loss\"",
                                         "\"step\"",
+                                        "\\\"mask\\\"",
+                                        "\\\"rows\\\"",
+                                        "\\\"add\\\"",
+                                        "\"operand/norm/x\"",
+                                        "\"U8\"",
+                                        "0.5",
                                         "\\u0000",
                                         "\\ud800",
                                         "\xFF",
@@ -137,6 +143,7 @@ int run(const std::vector<std::byte>& good, std::uint64_t seed, int count) {
         for (std::size_t p = 0; p < t.probes().size(); ++p) {
           t.statistic(s, p);
           t.scale_log2(s, p);
+          t.computation_shape(p);
         }
       }
       EXPECT_EQ(trace::serialize(content_of(Trace::parse(again, "again")), "again"), again)
@@ -161,6 +168,15 @@ TEST(Fuzz, SampleWithEveryMember) {
   constexpr int kCases = 40000;
   const int accepted = run(trace::serialize(sample_trace(), "sample"), seed, kCases);
   EXPECT_GT(accepted, kCases / 50);  // mutations that only meet values
+  EXPECT_LT(accepted, kCases / 2);
+}
+
+TEST(Fuzz, SampleWithOperands) {
+  const std::uint64_t seed = case_seed(0x7ACE0012);
+  SCOPED_TRACE("reproduce: OPD_SEED=" + std::to_string(seed));
+  constexpr int kCases = 40000;
+  const int accepted = run(trace::serialize(operand_trace(), "operands"), seed, kCases);
+  EXPECT_GT(accepted, kCases / 50);
   EXPECT_LT(accepted, kCases / 2);
 }
 

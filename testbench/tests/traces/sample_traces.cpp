@@ -1,6 +1,8 @@
 #include "sample_traces.hpp"
 
+#include <algorithm>
 #include <bit>
+#include <cstring>
 #include <limits>
 
 #include "seed.hpp"
@@ -12,6 +14,8 @@ using trace::layout_of;
 using trace::Probe;
 using trace::ProbeKind;
 using trace::TraceContent;
+using trace::TracedOperand;
+using trace::TracedOperator;
 
 std::size_t index(std::mt19937_64& rng, std::size_t count) {
   return static_cast<std::size_t>(draw(rng, 0, static_cast<std::int64_t>(count) - 1));
@@ -79,6 +83,150 @@ TraceContent sample_trace() {
   return c;
 }
 
+TraceContent operand_trace() {
+  TraceContent c;
+  c.name = "operands";
+  c.framework = "none";
+  // Four rows are two positions of two heads; `row` sums over seven columns, and has only shapes.
+  c.probes = {{"attn.qk", ProbeKind::kActivation, Format::kFp16, {2, 2, 3}, 12},
+              {"norm", ProbeKind::kActivation, Format::kFp16, {4, 3}, 12},
+              {"attn/softmax", ProbeKind::kActivation, Format::kBf16, {2, 2, 3}, 12},
+              {"row", ProbeKind::kActivation, Format::kFp32, {4}, 4},
+              {"residual", ProbeKind::kActivation, Format::kE5m2, {4, 3}, 12}};
+  c.step = {3, 4, 9};
+  c.max_abs = std::vector<float>(15, 1.0f);
+  c.nonfinite = std::vector<std::int64_t>(15, 0);
+  c.operators = {{.probe = 2,
+                  .kernel = Kernel::kSoftmax,
+                  .rows = 4,
+                  .columns = 3,
+                  .attribute = 0.125f,
+                  .operands = {{"x", Format::kFp16, 4, 3}, {"mask", Format::kFp16, 2, 3}}},
+                 {.probe = 0,
+                  .kernel = Kernel::kMatmul,
+                  .batch = 2,
+                  .rows = 2,
+                  .columns = 3,
+                  .depth = 4,
+                  .attribute = 1.0f,
+                  .operands = {{"a", Format::kFp16, 4, 4}, {"b", Format::kFp16, 6, 4}}},
+                 {.probe = 1,
+                  .kernel = Kernel::kLayerNorm,
+                  .rows = 4,
+                  .columns = 3,
+                  .attribute = 1e-6f,
+                  .operands = {{"x", Format::kFp16, 4, 3},
+                               {"gain", Format::kFp32, 1, 3},
+                               {"bias", Format::kBf16, 1, 3}}},
+                 {.probe = 3,
+                  .kernel = Kernel::kVariance,
+                  .rows = 4,
+                  .columns = 7,
+                  .attribute = 1.0f,
+                  .operands = {{"x", Format::kE4m3, 4, 7}}}};
+  c.operand_step = {4, 9};
+  const auto halves = [](std::initializer_list<std::uint16_t> values) {
+    std::vector<std::byte> bytes(2 * values.size());
+    std::memcpy(bytes.data(), values.begin(), bytes.size());
+    return bytes;
+  };
+  // 1, 2, 3, ... in binary16, by step; the second step has an Inf.
+  const auto counting = [&](std::size_t count) {
+    std::vector<std::byte> bytes(2 * count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto value = static_cast<std::uint16_t>(0x3C00 + 0x40 * i);
+      std::memcpy(bytes.data() + 2 * i, &value, 2);
+    }
+    bytes.back() = std::byte{0x7C};
+    bytes[bytes.size() - 2] = std::byte{0};
+    return bytes;
+  };
+  c.operands["attn.qk"] = {{"a", counting(32)}, {"b", counting(48)}};
+  std::vector<std::byte> gain(2 * 3 * 4);
+  for (std::size_t i = 0; i < 6; ++i) {
+    const float value = 0.5f * static_cast<float>(i + 1);
+    std::memcpy(gain.data() + 4 * i, &value, 4);
+  }
+  c.operands["norm"] = {{"x", counting(24)},
+                        {"gain", gain},
+                        {"bias", halves({0x3F80, 0x4000, 0xBF80, 0, 0x8000, 0x7F80})}};
+  c.operands["attn/softmax"] = {
+      {"x", counting(24)},
+      {"mask", fill<std::byte>(12, [](std::size_t i) { return std::byte{i % 3 != 2}; })}};
+  c.outputs["attn.qk"] = counting(24);
+  c.outputs["attn/softmax"] = counting(24);
+  return c;
+}
+
+namespace {
+
+/// An operator of one of the probes, with whatever shape its kernel takes; the probe's shape follows.
+TracedOperator random_operator(std::mt19937_64& rng, Probe& probe) {
+  TracedOperator op;
+  op.kernel = kKernels[index(rng, kKernels.size())].kernel;
+  const KernelTraits& traits = traits_of(op.kernel);
+  const auto extent = [&](std::size_t largest) {
+    return static_cast<std::uint32_t>(1 + index(rng, largest));
+  };
+  const auto format = [&] { return static_cast<Format>(index(rng, kFormatNames.size())); };
+  op.rows = 2 * extent(3);
+  op.columns = extent(5);
+  if (traits.shape == KernelShape::kMatrix) {
+    op.depth = extent(4);
+    if (op.kernel == Kernel::kMatmul) op.batch = extent(3);
+  }
+  if (traits.attribute == "correction") {
+    op.attribute = static_cast<float>(index(rng, 3));
+  } else if (!traits.attribute.empty()) {
+    op.attribute = magnitude(rng, std::numeric_limits<float>::max());
+    if (traits.attribute == "factor" && index(rng, 2) == 0) op.attribute = -op.attribute;
+  }
+  for (std::size_t i = 0; i < kMaxOperands && !traits.operands[i].empty(); ++i) {
+    if (i >= traits.required && index(rng, 2) == 0) continue;
+    TracedOperand operand{std::string(traits.operands[i]), format(), op.rows, op.columns};
+    if (operand.name == "mask") operand.format = Format::kFp16;
+    if (traits.shape != KernelShape::kMatrix) {
+      if (index(rng, 2) == 0) operand.rows = index(rng, 2) == 0 ? 1 : op.rows / 2;
+    } else if (i == 2) {
+      operand.rows = 1;
+    } else {
+      operand.rows = op.batch * (i == 0 ? op.rows : op.columns);
+      operand.columns = op.depth;
+    }
+    op.operands.push_back(operand);
+  }
+  probe.shape = {op.batch, op.rows};
+  if (traits.shape != KernelShape::kRowReduction) probe.shape.push_back(op.columns);
+  probe.elements = op.batch * op.rows * (probe.shape.size() == 3 ? op.columns : 1);
+  return op;
+}
+
+/// Operands of some steps, and outputs of some operators; there may be none of either.
+void fill_operands(TraceContent& c, std::mt19937_64& rng) {
+  for (const std::int64_t step : c.step) {
+    if (index(rng, 2) == 0) c.operand_step.push_back(step);
+  }
+  const auto any_byte = [&](std::size_t) { return static_cast<std::byte>(rng()); };
+  for (const TracedOperator& op : c.operators) {
+    if (c.operand_step.empty() || index(rng, 3) == 0) continue;
+    const Probe& probe = c.probes[op.probe];
+    for (const TracedOperand& operand : op.operands) {
+      const std::size_t elements = c.operand_step.size() * operand.rows * operand.columns;
+      c.operands[probe.name][operand.name] =
+          operand.name == "mask"
+              ? fill<std::byte>(elements, [&](std::size_t) { return std::byte(rng() & 1); })
+              : fill<std::byte>(elements * layout_of(operand.format).bytes, any_byte);
+    }
+    if (index(rng, 2) == 0) {
+      c.outputs[probe.name] = fill<std::byte>(
+          c.operand_step.size() * probe.elements * layout_of(probe.format).bytes, any_byte);
+    }
+  }
+  if (c.operands.empty()) c.operand_step.clear();
+}
+
+}  // namespace
+
 TraceContent random_trace(std::mt19937_64& rng) {
   TraceContent c;
   const auto maybe = [&] { return draw(rng, 0, 1) == 1; };
@@ -96,7 +244,12 @@ TraceContent random_trace(std::mt19937_64& rng) {
       probe.shape.push_back(1 + index(rng, 5));
       probe.elements *= probe.shape.back();
     }
+    if (index(rng, 4) == 0) {
+      c.operators.push_back(random_operator(rng, probe));
+      c.operators.back().probe = p;
+    }
   }
+  std::shuffle(c.operators.begin(), c.operators.end(), rng);
   const std::size_t steps = 1 + index(rng, 6);
   const std::size_t ops = c.probes.size();
   std::int64_t next = 0;
@@ -143,6 +296,7 @@ TraceContent random_trace(std::mt19937_64& rng) {
     }
   }
   if (c.raw.empty()) c.raw_step.clear();
+  fill_operands(c, rng);
 
   for (std::size_t i = 0; i < steps * ops && !c.first_bad; ++i) {
     if (c.nonfinite[i] > 0 && c.probes[i % ops].kind == ProbeKind::kActivation) {
@@ -180,6 +334,25 @@ TraceContent content_of(const trace::Trace& t) {
         c.raw_step.push_back(t.steps()[s]);
       auto& rows = c.raw[t.probes()[p].name];
       rows.insert(rows.end(), row.begin(), row.end());
+    }
+  }
+  c.operators = t.operators();
+  c.operand_step = t.operand_steps();
+  for (trace::TracedOperator& op : c.operators) {
+    op.has_elements = false;  // not a member of the content
+    const std::string& name = c.probes[op.probe].name;
+    const auto& names = traits_of(op.kernel).operands;
+    for (std::size_t s = 0; s < t.steps().size(); ++s) {
+      const auto computation = t.computation(op.probe, s);
+      for (std::size_t i = 0; computation && i < kMaxOperands; ++i) {
+        if (!computation->has(i)) continue;
+        const auto row = computation->operand(i).elements;
+        auto& rows = c.operands[name][std::string(names[i])];
+        rows.insert(rows.end(), row.begin(), row.end());
+      }
+      const auto output = t.computed_output(op.probe, s);
+      if (!output.empty())
+        c.outputs[name].insert(c.outputs[name].end(), output.begin(), output.end());
     }
   }
   c.loss.assign(t.loss().begin(), t.loss().end());

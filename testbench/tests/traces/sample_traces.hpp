@@ -11,6 +11,10 @@ namespace opd::tb {
 /// steps.
 trace::TraceContent sample_trace();
 
+/// Operators with operands at two of three steps, made by hand: a matmul (FP16), a layer_norm with gain
+/// and bias, a softmax with a mask; a variance that has only shapes, and a probe without an operator.
+trace::TraceContent operand_trace();
+
 /// Any valid trace: 1..6 steps, 1..5 probes, optional members there or not, any finite values.
 trace::TraceContent random_trace(std::mt19937_64& rng);
 

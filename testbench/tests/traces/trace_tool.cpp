@@ -5,6 +5,8 @@
 //   trace_tool bad DIR             writes DIR/NAME.trace and DIR/NAME.error for every broken rule
 //   trace_tool random SEED N DIR   writes DIR/0.trace .. DIR/N-1.trace
 //   trace_tool magnitude FORMAT    floats on stdin to u32 on stdout, both binary
+//   trace_tool kernels             one line per kernel: name, shape, operands, how many are required,
+//                                  attribute and its default, with tabs between
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -22,7 +24,7 @@ using opd::trace::Trace;
 int usage() {
   std::fputs(
       "usage: trace_tool check FILE... | copy IN OUT | bad DIR | random SEED N DIR | magnitude "
-      "FORMAT\n",
+      "FORMAT | kernels\n",
       stderr);
   return 2;
 }
@@ -70,6 +72,17 @@ int run(const std::vector<std::string>& args) {
       }
       return 0;
     }
+  }
+  if (args.size() == 1 && args[0] == "kernels") {
+    constexpr const char* kShapes[] = {"elementwise", "row_reduction", "row", "matrix"};
+    for (const opd::KernelTraits& traits : opd::kKernels) {
+      std::string operands;
+      for (const std::string_view name : traits.operands) operands += std::string(name) + " ";
+      std::printf("%s\t%s\t%s\t%zu\t%s\t%.17g\n", std::string(traits.name).c_str(),
+                  kShapes[static_cast<std::size_t>(traits.shape)], operands.c_str(),
+                  traits.required, std::string(traits.attribute).c_str(), traits.attribute_default);
+    }
+    return 0;
   }
   return usage();
 }

@@ -143,10 +143,8 @@ def describe(trace: Trace) -> str:
 
 def _operands(trace: Trace) -> str:
     """Which operands a captured trace holds, and which it does not."""
-    asked = trace.manifest["operands"]
-    if trace.operand_step is None:
-        text = "no operands: " + asked.get("lost", "no incident, and no step was chosen" if "missing" not in asked else "see below")
-    else:
-        text = f"operands of {len(trace.operands)} operators in {len(trace.operand_step)} steps {trace.operand_step[0]}.." \
-               f"{trace.operand_step[-1]}"
-    return "; ".join([text, *(f"operands of {name} are not kept: {why}" for name, why in asked.get("missing", {}).items())])
+    asked, steps = trace.manifest["operands"], trace.operand_step
+    parts = ["no operands are kept" if steps is None else
+             f"operands of {len(trace.operands)} operators in {len(steps)} steps {steps[0]}..{steps[-1]}"]
+    parts += [asked["lost"]] if "lost" in asked else []
+    return "; ".join(parts + [f"operands of {name}: {why}" for name, why in asked.get("missing", {}).items()])

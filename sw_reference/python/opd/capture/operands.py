@@ -172,14 +172,13 @@ class Operands:
                 return [name for name in candidates if fnmatchcase(name, pattern)]
             hidden = matching(compiled)
             if hidden:
-                self.miss(pattern, f"{_listed(hidden)} run as code of torch.compile, into which no hook sees; leave them uncompiled, "
-                                   "or capture with compiled=\"split\"")
+                self.miss(pattern, f"inside code of torch.compile, into which no hook sees: {_listed(hidden)}; leave them uncompiled")
             elif not any(fnmatchcase(name, pattern) for name in names):
                 others, unprobed = [name for name in other_names if fnmatchcase(name, pattern)], matching(modules)
                 if others:
-                    self.miss(pattern, f"{_listed(others)} are no outputs of operators; name probes of the forward pass")
+                    self.miss(pattern, f"no operator's output: {_listed(others)}; name probes of the forward pass")
                 elif unprobed and ":" not in pattern:
-                    self.miss(pattern, f"{_listed(unprobed)} have no probe in the first step; choose them with probes")
+                    self.miss(pattern, f"no probe in the first step is of {_listed(unprobed)}; choose modules with probes")
                 else:
                     self.miss(pattern, "no probe is called that in the first step; a softmax or product that is called as a function "
                                        f"outside of an attention module has none; there are {_listed(list(names), 20)}")

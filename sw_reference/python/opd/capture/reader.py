@@ -14,8 +14,8 @@ from opd.capture.errors import CaptureError, NoStepError
 from opd.capture.journal import NOT_A_JOURNAL, OPERANDS, PHASES, RAW, STEP, VERSION, ProbeEntry, read_records, row_type, trace_order
 from opd.strict_json import JsonFault, parse_json
 from opd.trace import COUNTS, FORMATS, SERIES, Probe, Trace
-from opd.trace_layout import KERNELS, LABELS, MASK, MAX_PROBES
-from opd.traced_operators import complete
+from opd.trace_layout import LABELS, MASK, MAX_PROBES
+from opd.traced_operators import OperatorFault, complete, read_operators
 
 
 class _Fault(Exception):
@@ -370,10 +370,14 @@ def _add_operators(trace: Trace, entries: list[ProbeEntry], content: _Content, i
     known = {}  # by probe: those whose shape is that of the probe in the trace
     for entry, probe in zip(entries, trace.probes):
         item = content.operators.get(entry.index)
-        if item is not None and _elements(item["operator"]) == probe.elements:
+        if item is None:
+            continue
+        try:
+            read_operators(json.dumps([{"probe": probe.name, **item["operator"]}]), [probe], tuple(FORMATS))
             known[entry.index] = item
-        elif entry.index in content.operands:
-            missing.setdefault(entry.name, "its operator is not known in the step in which it had most elements")
+        except OperatorFault as fault:
+            if entry.index in content.operands:
+                missing.setdefault(entry.name, f"a trace cannot hold its operator: {fault.args[0]} {fault.args[1]}")
     recorded = set(trace.step.tolist())
     steps = {index: {step for step, operands in content.operands.get(index, {}).items()
                      if step in recorded and operands.text == _key(item)} for index, item in known.items()}
@@ -401,11 +405,6 @@ def _add_operators(trace: Trace, entries: list[ProbeEntry], content: _Content, i
     if content.end is None and incident is None and manifest.get("ring"):
         manifest["lost"] = (f"the run was killed before an incident: the operands of its last {manifest['ring']} steps were in its "
                             "memory only")
-
-
-def _elements(operator: Mapping) -> int:
-    rows = operator.get("batch", 1) * operator["rows"]
-    return rows if KERNELS[operator["kernel"]].shape == "row_reduction" else rows * operator["columns"]
 
 
 def _common_steps(steps: Mapping[int, set[int]], incident: int | None) -> tuple[list[int], set[int]]:

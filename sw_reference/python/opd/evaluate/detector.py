@@ -60,13 +60,14 @@ def scale_log2(trace: Trace) -> np.ndarray:
 
 
 def of_kinds(trace: Trace, kinds: set[str]) -> Trace:
-    """The trace with the probes of these kinds alone, without raw rows. ValueError when none is left."""
+    """The trace with the probes of these kinds alone, without raw rows and operators. ValueError when none is left."""
     chosen = [op for op, probe in enumerate(trace.probes) if probe.kind in kinds]
     if not chosen:
         raise ValueError("has no probe of the kinds asked for")
     columns = {name: getattr(trace, name)[:, chosen] for name in ("max_abs", "nonfinite", "saturated")
                if getattr(trace, name) is not None}
-    return replace(trace, probes=[trace.probes[op] for op in chosen], raw={}, raw_step=None, **columns)
+    return replace(trace, probes=[trace.probes[op] for op in chosen], raw={}, raw_step=None, operators=[], operand_step=None,
+                   operands={}, outputs={}, **columns)
 
 
 def hold(alarms: np.ndarray, step: np.ndarray) -> np.ndarray:

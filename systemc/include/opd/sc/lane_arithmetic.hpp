@@ -115,9 +115,10 @@ inline std::uint32_t encode(float x, bool saturate = false) {
     const std::uint32_t subnormal = bits_of(float_of(magnitude) + float_of(kMagic)) - kMagic;
     result = choose(magnitude < kSmallestNormal, subnormal, result);
   }
-  result = choose(result > kLayout.largest_finite,
-                  choose(saturate, kLayout.largest_finite, kOverflow), result);
-  return choose(magnitude > kInfinityBits, canonical_nan(kFormat), result | sign);
+  const bool above = result > kLayout.largest_finite;
+  result = choose(above, choose(saturate, kLayout.largest_finite, kOverflow), result) | sign;
+  const bool overflow_is_nan = kFormat == Format::kE4m3 && above && !saturate;
+  return choose((magnitude > kInfinityBits) | overflow_is_nan, canonical_nan(kFormat), result);
 }
 
 /// Calls `body` with the format as a template argument. Precondition: is_format(format).

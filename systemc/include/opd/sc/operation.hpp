@@ -31,6 +31,10 @@ struct Operation {
   /// operator, of the descriptor's step, with a tag of its own. Only of a kernel that accumulates.
   std::optional<std::uint16_t> accumulator_op;
   std::uint64_t accumulator_tag = 0;
+  /// If set, the mode register of this operator counts as well, read before the other one: a
+  /// computation runs in the more careful of the two. Meant for accumulators, which go non-finite
+  /// while the output does not.
+  std::optional<std::uint16_t> second_mode_op;
 };
 
 /// What a source answers when it is asked for the next operation.
@@ -47,7 +51,7 @@ using OperationSource = std::function<SourceAnswer(Operation&)>;
 /// One operation is written back. Cycles are edge numbers, 0 = the first rising edge after reset.
 ///   issue_cycle     : the edge at which the operation's mode was read
 ///   last_beat_cycle : the edge that sampled its last beat, or accepted its statistic
-///   mode_at_issue   : its mode register when it was issued. A recorded operation has its own
+///   mode_at_issue   : its mode register when it was issued, or the one beside it. A recorded operation has its own
 ///                     elements in every mode; a computed one ran in this mode, which CONTROL of
 ///                     the unit's registers may have forced
 using CompletionCallback = std::function<void(std::uint64_t tag, std::uint64_t issue_cycle,

@@ -27,6 +27,8 @@
 //
 // The next operator of any stream is issued at n + C at the earliest, the next one of its own
 // stream `bubbles` clocks later. What it computes with (registers, operands) is read at edge n.
+// A second mode register (Operation::second_mode_op) is read one edge before the select: that operator
+// is issued one edge later.
 // The statistic of its accumulators waits in the context until the edge after the one that samples
 // the last beat, and then for the sideband; so it is numbered after the operator itself.
 //
@@ -141,7 +143,13 @@ class VectorUnit : public sc_core::sc_module {
   struct Running {
     Slot beat;                    ///< what its next beat carries
     std::uint64_t next_edge = 0;  ///< at which that beat enters the last stage
-    std::size_t next_byte = 0;    ///< of outputs_.back()
+    std::size_t next_byte = 0;    ///< of outputs_.back().elements
+  };
+
+  /// What a computed operator puts out.
+  struct Output {
+    std::vector<std::byte> elements;
+    std::optional<Statistic> accumulators;
   };
 
   struct Context {
@@ -154,7 +162,7 @@ class VectorUnit : public sc_core::sc_module {
     /// The operator has been selected and waits for the sideband: a statistic, or a computed one
     /// whose accumulators follow.
     bool statistic_issued = false;
-    std::optional<Statistic> accumulators;  ///< of the computed operator in the lanes
+    std::optional<Mode> second_mode;  ///< of an operator that has not been issued yet
   };
 
   void on_clock_();
@@ -187,17 +195,18 @@ class VectorUnit : public sc_core::sc_module {
   unsigned sideband_turn_ = 0;  ///< as select_turn_
   bool exhausted_ = false;      ///< the source has answered kEnd
 
-  std::optional<Slot> selected_;  ///< register between select and issue
-  Operation selected_operation_;  ///< of selected_, when it is computed
+  std::optional<Slot> selected_;            ///< register between select and issue
+  Operation selected_operation_;            ///< of selected_, when it is computed
+  std::optional<unsigned> second_mode_of_;  ///< stream whose second mode register is on the port
   std::optional<Running> running_;
   std::uint64_t lanes_free_ =
-      0;                 ///< first edge that may issue: a computed operator has them before
-  Execution execution_;  ///< of the operator issued last; its memory is used again
-  std::deque<std::vector<std::byte>> outputs_;  ///< with beats on their way, oldest first
-  std::vector<std::optional<Slot>> lanes_;      ///< ring of lane_latency stages
-  std::size_t lane_ = 0;                        ///< stage that leaves at the coming edge
-  std::optional<Slot> bus_;                     ///< on beat_*
-  std::optional<Slot> sideband_;                ///< on stat_*
+      0;                        ///< first edge that may issue: a computed operator has them before
+  Execution execution_;         ///< of the operator issued last; its memory is used again
+  std::deque<Output> outputs_;  ///< with beats on their way, oldest first
+  std::vector<std::optional<Slot>> lanes_;  ///< ring of lane_latency stages
+  std::size_t lane_ = 0;                    ///< stage that leaves at the coming edge
+  std::optional<Slot> bus_;                 ///< on beat_*
+  std::optional<Slot> sideband_;            ///< on stat_*
 
   unsigned held_operators_ = 0;   ///< operators in contexts
   unsigned slots_in_flight_ = 0;  ///< in selected_, lanes_ and bus_

@@ -105,6 +105,7 @@ OPD_HOST_DEVICE inline void decode_elements(const std::byte* elements, std::uint
                                             std::uint64_t count, float* values) {
   constexpr unsigned kBytes = layout_of(kFormat).bytes();
   std::uint64_t k = first;
+  OPD_UNROLL_LANES
   for (; k + Of<V>::kLanes <= count; k += Of<V>::kLanes) {
 #if defined(OPD_LANES_AVX2)
     if constexpr (kFormat == Format::kFp16 && Of<V>::kLanes == 8) {
@@ -123,6 +124,7 @@ OPD_HOST_DEVICE inline void encode_elements(const float* values, std::uint64_t f
                                             std::uint64_t count, std::byte* elements) {
   constexpr unsigned kBytes = layout_of(kFormat).bytes();
   std::uint64_t k = first;
+  OPD_UNROLL_LANES
   for (; k + Of<V>::kLanes <= count; k += Of<V>::kLanes) {
 #if defined(OPD_LANES_AVX2)
     if constexpr (kFormat == Format::kFp16 && !kSaturate && Of<V>::kLanes == 8) {

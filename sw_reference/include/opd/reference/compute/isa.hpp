@@ -10,3 +10,10 @@
 #if !defined(OPD_LANES_ISA)
 #define OPD_LANES_ISA portable
 #endif
+
+// Unrolls the next loop over lanes; nvcc knows no GCC pragma.
+#if defined(__CUDACC__)
+#define OPD_UNROLL_LANES
+#else
+#define OPD_UNROLL_LANES _Pragma("GCC unroll 4")
+#endif

@@ -45,11 +45,10 @@ struct Maximum {
   OPD_HOST_DEVICE static void row(const Row& row, Watch<kA, V>&) {
     const float* x = row.x;
     float m = row_maximum<V>(row.columns, [x](std::uint32_t i) { return load<V>(x + i); });
-    if (m == 0) {  // +0 if any element is
-      m = -0.0f;
-      for (std::uint32_t i = 0; i < row.columns; ++i) {
-        if (to_bits(x[i]) == 0) m = 0.0f;
-      }
+    if (m == 0) {  // +0 if any element is. In integers: g++ 12 vectorises max(-0, +0) wrongly
+      bool positive = false;
+      for (std::uint32_t i = 0; i < row.columns; ++i) positive = positive || to_bits(x[i]) == 0;
+      m = from_bits(positive ? 0 : 0x80000000u);
     }
     row.result[0] = m;
   }

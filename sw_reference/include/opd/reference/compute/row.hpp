@@ -44,6 +44,7 @@ R exact_sum(const R* x, std::uint32_t columns, F f) {
 /// result[i] = f(i) for a whole row.
 template <class V, class F>
 OPD_HOST_DEVICE inline void for_row(std::uint32_t columns, float* result, F f) {
+  OPD_UNROLL_LANES
   for (std::uint32_t i = 0; i < columns; i += Of<V>::kLanes) store(result + i, f(i));
 }
 
