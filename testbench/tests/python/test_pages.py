@@ -260,13 +260,14 @@ def test_a_script_that_wants_out_stays_inside(visit, trap):
 
 
 DRAWN = """() => {
-  const plot = document.querySelector(".computed"), fast = axis => plot.data.find(t => t.name === "FAST" && t.yaxis === axis);
+  const plot = document.querySelector(".computed"), of = (axis, name) => plot.data.find(t => t.name === name && t.yaxis === axis);
   return {choices: [...document.querySelectorAll("[id^=compute-op-] option")].map(o => o.value),
           chosen: document.querySelector("[id^=compute-op-]").value, above: document.querySelector("[id^=op-]").value,
           answer: document.querySelector(".answer").textContent, facts: document.querySelector(".facts").textContent,
           panels: Object.keys(plot.layout).filter(key => key.startsWith("yaxis")).length,
           bands: plot.layout.shapes.filter(shape => shape.type === "rect").length,
-          steps: fast("y").x, outcome: fast("y").marker.symbol, largest: fast("y2").y,
+          steps: of("y", "FAST").x, outcome: ["FAST", "STABLE", "SAFE"].map(mode => of("y", mode).marker.symbol),
+          ran: plot.data.find(t => t.yaxis === "y" && t.marker.symbol === "circle-open").y, largest: of("y2", "FAST").y,
           points: [...plot.querySelectorAll("path.point")].map(path => path.getAttribute("transform"))};
 }"""
 
@@ -286,9 +287,10 @@ def test_the_operator_that_is_chosen_is_drawn_as_computed(browser, trap, tmp_pat
         drawn = seen[op] = page.evaluate(DRAWN)
         operator = compute["operators"][int(op)]
         assert drawn["chosen"] == drawn["above"] == op and drawn["answer"].startswith(f"{operator['kernel']}, {operator['format']}")
-        modes = [step["modes"]["FAST"] for step in operator["steps"]]
-        assert drawn["steps"] == COMPUTED_STEPS and drawn["outcome"] == ["x" if mode["overflow"] else "circle" for mode in modes]
-        expected = [mode["largest"] or None for mode in modes]
+        modes = ["FAST", "STABLE", "SAFE"]
+        assert drawn["outcome"] == [["x" if step["modes"][mode]["overflow"] else "circle" for step in operator["steps"]] for mode in modes]
+        assert drawn["steps"] == COMPUTED_STEPS and drawn["ran"] == [modes.index(step["mode"]) for step in operator["steps"]]
+        expected = [step["modes"]["FAST"]["largest"] or None for step in operator["steps"]]
         expected.insert(1, None)  # step 20 begins another window
         assert [log2 and 2 ** log2 for log2 in drawn["largest"]] == [value and pytest.approx(value, 1e-6) for value in expected]
         assert drawn["bands"] == {"0": 2, "1": 2, "3": 0}[op] and drawn["panels"] == (5 if op == "1" else 4)  # with accumulators
