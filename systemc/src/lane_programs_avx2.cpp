@@ -9,6 +9,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "lane_programs.hpp"
@@ -20,6 +21,7 @@
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
 #define OPD_LANES avx2
+#define OPD_LANES_AVX2  // the pragma does not define __F16C__ in time
 #include "opd/sc/kernels/table.hpp"
 
 namespace opd::sc {

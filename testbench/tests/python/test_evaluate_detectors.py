@@ -24,6 +24,7 @@ from opd.evaluate.reference import statistics as arguments_of
 from opd.registers import CONFIG_RESET, PROFILES, Flag
 from opd.report import read_records
 from opd.trace import Probe, Trace
+from test_trace import operand_sample
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(os.environ.get("OPD_BUILD", ROOT / "build"))
@@ -252,6 +253,7 @@ def test_kinds_choose_operators():
     trace.probes = [trace.probes[0], Probe("g", "gradient", "FP32", (64,))]
     chosen = of_kinds(trace, {"gradient"})
     assert [probe.name for probe in chosen.probes] == ["g"] and chosen.max_abs.tolist() == [[3], [4]]
+    assert Trace.parse(of_kinds(operand_sample(), {"activation"}).to_bytes(), "f").operators == []  # the probes alone stay
     with pytest.raises(ValueError, match="no probe of the kinds"):
         of_kinds(trace, {"weight"})
 

@@ -180,6 +180,11 @@ def test_the_shipped_windows_overflow_where_pytorch_did_and_in_fast_alone(tmp_pa
         assert overflowing["modes"]["STABLE"]["overflows"] == overflowing["modes"]["SAFE"]["overflows"] == 0
         # The detector had it in STABLE long before: the overflow does not happen. Forced into FAST it does.
         assert overflowing["overflows"] == 0 and overflowing["lead_steps"] > 10
+        if entry["name"] == "squares_window":  # the last norm: its output is finite in FAST: only its accumulators tell
+            norm = by_name["norm"]
+            assert norm["modes"]["FAST"]["overflows"] == 1 and norm["overflows"] == 0 and norm["lead_steps"] > 5
+            step = next(s for s in norm["steps"] if s["step"] == norm["modes"]["FAST"]["first_overflow_step"])
+            assert step["modes"]["FAST"]["nonfinite"] == 0 < step["modes"]["FAST"]["accumulator_nonfinite"] and step["mode"] == "STABLE"
         assert forced["first_incident"]["step"] == trace.first_bad_step and forced["first_incident"]["probe"] == trace.first_bad_op
         # In FAST the unit overflows at the very elements at which PyTorch did.
         assert overflowing["framework"]["ulps"]["nonfinite"] == 0

@@ -237,6 +237,42 @@ TEST(Computing, AnOverflowInFastIsFollowedByStableWhichDoesNotOverflow) { expect
 // Here completions of other streams come between an operator and its accumulators.
 TEST(Computing, TheLoopIsTheSameWithSeveralStreams) { expect_closed_loop(3); }
 
+// Squares of 32752 overflow in FP16 accumulators; k = 1 / sqrt(Inf) is 0, so the output is finite. The
+// accumulators' operator goes into STABLE, and with it the norm.
+TEST(Computing, AccumulatorsThatOverflowMoveTheirOperator) {
+  trace::TraceContent content{.name = "norm"};
+  content.probes = {{.name = "norm", .format = Format::kFp16, .shape = {1, kColumns}}};
+  content.operators = {{.probe = 0,
+                        .kernel = Kernel::kRmsNorm,
+                        .rows = 1,
+                        .columns = kColumns,
+                        .attribute = 1e-6f,
+                        .operands = {{"x", Format::kFp16, 1, kColumns}}}};
+  for (std::int64_t step = 0; step < 4; ++step) {
+    content.step.push_back(step);
+    content.operand_step.push_back(step);
+    content.max_abs.push_back(1.0f);
+    content.nonfinite.push_back(0);
+    for (std::uint32_t i = 0; i < kColumns; ++i)
+      append(content.operands["norm"]["x"], half(step < 2 ? 1 : 32752));
+  }
+  const trace::Trace trace = trace::Trace::parse(trace::serialize(content, "norm"), "norm");
+  const Paths paths = run_all(trace, {}, 1);
+  const OperatorStream operators(trace, rtl_parameters().num_ops, true);
+  EXPECT_EQ(compare_executions(operators, paths.lockstep.systemc, paths.cpu, false).mismatches, 0u);
+  EXPECT_EQ(
+      compare_executions(operators, paths.lockstep.systemc, paths.loosely_timed, false).mismatches,
+      0u);
+  const Execution &overflow = execution_of(paths.lockstep.systemc, 2),
+                  &after = execution_of(paths.lockstep.systemc, 3);
+  EXPECT_EQ(overflow.status.mode, Mode::kFast);
+  EXPECT_GT(overflow.accumulators->nonfinite_count, 0u);
+  EXPECT_EQ(element_at(Format::kFp16, overflow.output, 0), 0u);
+  EXPECT_EQ(after.status.mode, Mode::kStable);
+  EXPECT_EQ(after.accumulators->nonfinite_count, 0u);
+  EXPECT_EQ(element_at(Format::kBf16, after.output, 0), 0x3F80u);  // 1
+}
+
 TEST(Computing, AForcedModeRunsWhateverTheControllerSays) {
   const trace::Trace trace = computing_trace();
   const Paths paths = run_all(

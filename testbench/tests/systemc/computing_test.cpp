@@ -1,5 +1,5 @@
-// Operators that the vector unit computes: every edge of their way, modes from the device, registers
-// in force, several streams, reset, and the loosely timed unit beside the cycle-accurate one.
+// Operators that the vector unit computes: every edge of their way, modes from the device,
+// registers in force, several streams, reset, and the loosely timed unit beside the cycle-accurate one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -210,6 +210,41 @@ TEST(SystemcComputing, TheModeRegisterChangesTheArithmetic) {
   }
 }
 
+TEST(SystemcComputing, TheMoreCarefulOfTwoModeRegistersRuns) {
+  const OwnedComputation sum = three_sums();
+  UnitBench bench({}, {});
+  std::size_t runs = 0;
+  for (const Mode own : {Mode::kFast, Mode::kStable, Mode::kSafe}) {
+    for (const Mode second : {Mode::kFast, Mode::kStable, Mode::kSafe}) {
+      set_mode(bench, 3, own);
+      set_mode(bench, 7, second);
+      Operation operation = computed(sum, 3, runs);
+      operation.second_mode_op = 7;
+      // The one after it reads its own register alone.
+      bench.restart({operation, computed(sum, 3, runs + 100)});
+      ASSERT_TRUE(bench.run());
+      ASSERT_EQ(bench.executions.size(), 2 * (runs + 1));
+      const ReportedExecution &both = bench.executions[2 * runs],
+                              &alone = bench.executions[2 * runs + 1];
+      EXPECT_EQ(both.execution.status.mode, std::max(own, second));
+      EXPECT_EQ(bench.completions[2 * runs].mode, std::max(own, second));
+      EXPECT_EQ(alone.execution.status.mode, own);
+      ++runs;
+    }
+  }
+}
+
+TEST(SystemcComputing, ASecondModeRegisterIsReadOneClockBeforeTheFirst) {
+  const OwnedComputation sum = ones(Kernel::kSum, 32);
+  Operation operation = computed(sum, 3, 0);
+  operation.second_mode_op = 7;
+  UnitBench bench({operation, computed(sum, 4, 1)}, {.lane_latency = 4});
+  ASSERT_TRUE(bench.run());
+  ASSERT_EQ(bench.executions.size(), 2u);
+  EXPECT_EQ(bench.executions[0].issue_cycle, 3u);  // else 2
+  EXPECT_EQ(bench.executions[1].issue_cycle, 3 + bench.executions[0].execution.cost.cycles);
+}
+
 TEST(SystemcComputing, ControlForcesSaturatesAndWidens) {
   using namespace unit_reg;
   const OwnedComputation sum = three_sums();
@@ -291,6 +326,7 @@ struct Mixture {
         if (traits_of(kernel).accumulates && draw(rng, 0, 2) != 0) {
           operation.accumulator_op = static_cast<std::uint16_t>(operation.descriptor.op + 32);
           operation.accumulator_tag = i + count;
+          if (draw(rng, 0, 1) == 0) operation.second_mode_op = operation.accumulator_op;
         }
       }
       list.operations.push_back(operation);
@@ -475,6 +511,14 @@ TEST(SystemcComputingFatal, AccumulatorsOfARecordedOperator) {
   const auto one = pack(Format::kFp16, {1.0});
   EXPECT_EQ(refused(with_accumulators(recorded(one, 5, 0))),
             "operation of op 5: accumulator_op is set without a computation: must be unset");
+}
+
+TEST(SystemcComputingFatal, ASecondModeRegisterOfARecordedOperator) {
+  const auto one = pack(Format::kFp16, Values(32, 1.0));
+  Operation operation = recorded(one, 5, 0);
+  operation.second_mode_op = 6;
+  EXPECT_EQ(refused(operation),
+            "operation of op 5: second_mode_op is set without a computation: must be unset");
 }
 
 TEST(SystemcComputingFatal, SettingsOutOfRange) {

@@ -203,12 +203,12 @@ TEST(SystemcAccumulators, NarrowOnesRoundTwice) {
   sc::Accumulators sums(AccumulatorFormat::kFp16, watch);
   sums.clear(1);
   const float first = 2048.0f, second = 1.0f + 0x1p-12f, third = 1.0f + 0x1p-20f;
-  sums.take(&first, 1);
-  sums.take(&second, 1);
+  sums.take(&first, std::size_t{1});
+  sums.take(&second, std::size_t{1});
   EXPECT_EQ(sums.value(), 2050.0);
   sums.clear(1);
-  sums.take(&first, 1);
-  sums.take(&third, 1);  // RN32 drops 2^-20: a tie, to the even 2048
+  sums.take(&first, std::size_t{1});
+  sums.take(&third, std::size_t{1});  // RN32 drops 2^-20: a tie, to the even 2048
   EXPECT_EQ(sums.value(), 2048.0);
   const TapSummary summary = watch.summary(AccumulatorFormat::kFp16);
   EXPECT_EQ(summary.element_count, 4u);
@@ -221,9 +221,10 @@ TEST(SystemcAccumulators, KahanKeepsWhatASumDrops) {
   sc::Accumulators sums(AccumulatorFormat::kFp64, watch);
   sums.clear(1);
   const float one = 1.0f, tiny = 0x1p-54f, minus = -1.0f;
-  sums.take(&one, 1);
-  for (int i = 0; i < 4; ++i) sums.take(&tiny, 1);  // each one alone is lost in binary64
-  sums.take(&minus, 1);
+  sums.take(&one, std::size_t{1});
+  for (int i = 0; i < 4; ++i)
+    sums.take(&tiny, std::size_t{1});  // each one alone is lost in binary64
+  sums.take(&minus, std::size_t{1});
   EXPECT_EQ(sums.value(), 0x1p-52);
 }
 
@@ -232,7 +233,7 @@ TEST(SystemcAccumulators, KahanAfterAnInfinityHasNoCorrection) {
   sc::Accumulators sums(AccumulatorFormat::kFp64, watch);
   sums.clear(1);
   const float values[] = {kInfinity, 1.0f};
-  for (const float& value : values) sums.take(&value, 1);
+  for (const float& value : values) sums.take(&value, std::size_t{1});
   EXPECT_EQ(sums.value(), static_cast<double>(kInfinity));  // not NaN
   const TapSummary summary = watch.summary(AccumulatorFormat::kFp64);
   EXPECT_EQ(summary.nonfinite_count, 2u);
@@ -245,7 +246,7 @@ TEST(SystemcAccumulators, TreeOfAnOddNumberOfLanes) {
   sc::Accumulators sums(AccumulatorFormat::kFp32, watch);
   const float values[] = {1, 2, 4, 8, 16};
   sums.clear(5);
-  sums.take(values, 5);
+  sums.take(values, std::size_t{5});
   sums.reduce(5);  // 5: 0+3, 1+4; 3: 0+2; 2: 0+1
   EXPECT_EQ(sums.value(), 31.0);
   const TapSummary summary = watch.summary(AccumulatorFormat::kFp32);

@@ -416,11 +416,13 @@ TEST_P(SystemcInstructionSets, GiveEqualExecutions) {
   for (int i = 0; i < 40; ++i) {
     const OwnedComputation owned =
         random_computation(rng, kKernels[kernel].kernel, kAllFormats[format], draw(rng, 0, 2) != 0);
-    const UnitSettings settings = {.datapath_width = static_cast<unsigned>(32 * draw(rng, 1, 16)),
-                                   .fp64_lanes = static_cast<unsigned>(draw(rng, 1, 16)),
-                                   .matrix_rows = static_cast<unsigned>(draw(rng, 1, 4)),
-                                   .saturate = draw(rng, 0, 1) == 1,
-                                   .accumulator = static_cast<AccumulatorChoice>(draw(rng, 0, 2))};
+    const UnitSettings settings = {
+        .datapath_width =
+            draw(rng, 0, 1) == 0 ? 512u : static_cast<unsigned>(32 * draw(rng, 1, 16)),
+        .fp64_lanes = static_cast<unsigned>(draw(rng, 1, 16)),
+        .matrix_rows = static_cast<unsigned>(draw(rng, 1, 4)),
+        .saturate = draw(rng, 0, 1) == 1,
+        .accumulator = static_cast<AccumulatorChoice>(draw(rng, 0, 2))};
     for (const Mode mode : {Mode::kFast, Mode::kStable, Mode::kSafe}) {
       const Execution a = portable.execute(owned.computation, mode, settings);
       const Execution b = avx2.execute(owned.computation, mode, settings);

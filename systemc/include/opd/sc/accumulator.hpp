@@ -6,7 +6,7 @@
 //   FP64         : Kahan's sum, two binary64 numbers per lane
 //   tree         : after a row the upper half of the accumulators is taken in by the lower one
 //   watched      : every write is one element of the statistic
-//   source       : docs/numerics.md, "An accumulator" to "A dot product", "Accumulators are watched"
+//   source       : docs/numerics.md, "Modes" from "An accumulator" on, "Accumulators are watched"
 #include <algorithm>
 
 #include "opd/sc/lane_arithmetic.hpp"
@@ -105,7 +105,8 @@ class Accumulators {
   }
 
   /// Lane i takes in values[i].
-  void take(const float* values, std::size_t count) {
+  template <class Count>
+  void take(const float* values, Count count) {
     if (wide()) {
       for (std::size_t i = 0; i < count; ++i) kahan_(i, static_cast<double>(values[i]));
     } else {
@@ -117,7 +118,8 @@ class Accumulators {
   }
 
   /// Lane i takes in the product of a[i] and b[i], in binary32 a rounded one.
-  void take_products(const float* a, const float* b, std::size_t count) {
+  template <class Count>
+  void take_products(const float* a, const float* b, Count count) {
     if (wide()) {
       for (std::size_t i = 0; i < count; ++i) {
         kahan_(i, static_cast<double>(a[i]) * static_cast<double>(b[i]));
@@ -140,6 +142,10 @@ class Accumulators {
       }
     } else if (format_ == AccumulatorFormat::kFp32) {
       std::size_t j = 0;
+#if defined(OPD_LANES_AVX2)
+      for (; j + 32 <= count; j += 32) dot_registers_<4>(row, columns, depth, j);
+      for (; j + 8 <= count; j += 8) dot_registers_<1>(row, columns, depth, j);
+#endif
       for (; j + kBlock <= count; j += kBlock) dot_block_(row, columns, depth, j);
       for (; j < count; ++j) {
         float sum = narrow_[j];
@@ -184,6 +190,40 @@ class Accumulators {
  private:
   static constexpr std::size_t kBlock = 8;
 
+#if defined(OPD_LANES_AVX2)
+  /// kCount registers of eight lanes of a dot product in binary32.
+  template <std::size_t kCount>
+  void dot_registers_(const float* row, const float* columns, std::size_t depth,
+                      std::size_t first) {
+    const __m256i magnitude_mask = _mm256_set1_epi32(0x7FFFFFFF);
+    const __m256i largest_finite = _mm256_set1_epi32(0x7F7FFFFF);
+    __m256 sum[kCount];
+    __m256i largest[kCount], nonfinite[kCount];
+    for (std::size_t i = 0; i < kCount; ++i) {
+      sum[i] = _mm256_loadu_ps(narrow_ + first + 8 * i);
+      largest[i] = nonfinite[i] = _mm256_setzero_si256();
+    }
+    for (std::size_t k = 0; k < depth; ++k) {
+      const __m256 a = _mm256_set1_ps(row[k]);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        const __m256 b = _mm256_loadu_ps(columns + k * kMaxLanes + first + 8 * i);
+        sum[i] = _mm256_fmadd_ps(a, b, sum[i]);
+        const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(sum[i]), magnitude_mask);
+        const __m256i infinite = _mm256_cmpgt_epi32(magnitude, largest_finite);
+        nonfinite[i] = _mm256_sub_epi32(nonfinite[i], infinite);
+        largest[i] = _mm256_max_epi32(largest[i], _mm256_andnot_si256(infinite, magnitude));
+      }
+    }
+    for (std::size_t i = 0; i < kCount; ++i) {
+      alignas(32) std::uint32_t found[2][8];
+      _mm256_storeu_ps(narrow_ + first + 8 * i, sum[i]);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(found[0]), largest[i]);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(found[1]), nonfinite[i]);
+      watch_.merge(first + 8 * i, found[0], found[1], 8);
+    }
+  }
+#endif
+
   /// Eight lanes of a dot product in binary32, all of it in registers.
   void dot_block_(const float* row, const float* columns, std::size_t depth, std::size_t first) {
     alignas(32) float sum[kBlock];
@@ -204,7 +244,8 @@ class Accumulators {
     watch_.merge(first, largest, nonfinite, kBlock);
   }
 
-  void put_(float* sums, std::size_t count) {
+  template <class Count>
+  void put_(float* sums, Count count) {
     if (format_ != AccumulatorFormat::kFp32) {
       round_lanes(static_cast<Format>(format_), sums, count);
     }
@@ -239,7 +280,8 @@ class RowMaximum {
     std::fill_n(key_, kMaxLanes, key_of_(float_of(kInfinityBits | kSignBit)));
     std::fill_n(nan_, kMaxLanes, 0u);
   }
-  void take(const float* values, std::size_t count) {
+  template <class Count>
+  void take(const float* values, Count count) {
     for (std::size_t i = 0; i < count; ++i) {
       const std::int32_t key = key_of_(values[i]);
       key_[i] = key_[i] > key ? key_[i] : key;

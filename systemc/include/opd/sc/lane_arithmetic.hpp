@@ -11,12 +11,14 @@
 //
 // This header and those that are built on it are compiled once per instruction set: OPD_LANES names
 // the namespace of one (src/lane_programs_*.cpp). Alone they are portable.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -66,8 +68,8 @@ inline float decode(std::uint32_t bits) {
   if constexpr (kFormat == Format::kBf16) return float_of(bits << 16);
   const std::uint32_t sign = (bits << (32 - kLayout.element_bits())) & kSignBit;
   const std::uint32_t magnitude = bits & kLayout.magnitude_mask();
-  // With the exponent field taken for a binary32 one the number is too small by a power of two, also
-  // when it is subnormal.
+  // With its exponent field taken for a binary32 one the number is too small by a power of two, a
+  // subnormal one as well.
   constexpr float kScale =
       std::bit_cast<float>(static_cast<std::uint32_t>(254 - kLayout.bias) << 23);
   const float value = float_of(magnitude << (23 - kLayout.significand_bits)) * kScale;
@@ -156,67 +158,86 @@ struct ElementWord<Format::kFp32> {
   using Type = std::uint32_t;
 };
 
+// How many lanes a loop covers is a template argument: std::size_t, or FullBeat, with which the
+// compiler knows it.
+
+/// The lanes of a full beat of 16-bit elements in a datapath of 512 bits.
+using FullBeat = std::integral_constant<std::size_t, 32>;
+
+#if defined(OPD_LANES_AVX2)
+inline __m128i to_halves(const float* lanes) {
+  return _mm256_cvtps_ph(_mm256_loadu_ps(lanes), _MM_FROUND_TO_NEAREST_INT);
+}
+inline __m256 from_halves(const void* halves) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(halves)));
+}
+#endif
+
 /// `count` packed elements into as many lanes, the other lanes up to the next multiple of 8 to +0.
 /// Precondition: count <= kMaxLanes.
-template <Format kFormat>
-inline void decode_lanes(const std::byte* elements, std::size_t count, float* lanes) {
+template <Format kFormat, class Count>
+inline void decode_lanes(const std::byte* elements, Count count, float* lanes) {
   using Word = typename ElementWord<kFormat>::Type;
-  Word words[kMaxLanes];
-  const std::size_t padded = (count + 7) / 8 * 8;
-  if (count != padded) std::memset(words + padded - 8, 0, 8 * sizeof(Word));
-  std::memcpy(words, elements, count * sizeof(Word));
-#if defined(__F16C__)
+  const std::size_t whole = count / 8 * 8;
+#if defined(OPD_LANES_AVX2)
   if constexpr (kFormat == Format::kFp16) {
-    for (std::size_t i = 0; i < padded; i += 8) {
-      const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(words + i));
-      _mm256_storeu_ps(lanes + i, _mm256_cvtph_ps(halves));
+    for (std::size_t i = 0; i < whole; i += 8) {
+      _mm256_storeu_ps(lanes + i, from_halves(elements + i * sizeof(Word)));
     }
-    return;
-  }
-#endif
-  for (std::size_t i = 0; i < padded; ++i) lanes[i] = decode<kFormat>(words[i]);
-}
-
-/// The first `count` lanes as packed elements.
-template <Format kFormat>
-inline void encode_lanes(const float* lanes, std::size_t count, bool saturate,
-                         std::byte* elements) {
-  using Word = typename ElementWord<kFormat>::Type;
-  Word words[kMaxLanes];
-#if defined(__F16C__)
-  if constexpr (kFormat == Format::kFp16) {
-    const std::size_t padded = (count + 7) / 8 * 8;
-    const std::uint16_t infinity = saturate ? 0x7BFF : 0x7C00;
-    for (std::size_t i = 0; i < padded; i += 8) {
-      const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(lanes + i), _MM_FROUND_TO_NEAREST_INT);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(words + i), halves);
-    }
-    for (std::size_t i = 0; i < padded; ++i) {
-      const auto magnitude = static_cast<std::uint16_t>(words[i] & 0x7FFF);
-      const auto finite = static_cast<std::uint16_t>((words[i] & 0x8000) |
-                                                     (magnitude < infinity ? magnitude : infinity));
-      words[i] = magnitude > 0x7C00 ? std::uint16_t{0x7E00} : finite;
-    }
-    std::memcpy(elements, words, count * sizeof(Word));
+    if (whole == count) return;
+    Word words[8] = {};
+    std::memcpy(words, elements + whole * sizeof(Word), (count - whole) * sizeof(Word));
+    _mm256_storeu_ps(lanes + whole, from_halves(words));
     return;
   }
 #endif
   for (std::size_t i = 0; i < count; ++i) {
-    words[i] = static_cast<Word>(encode<kFormat>(lanes[i], saturate));
+    Word word;
+    std::memcpy(&word, elements + i * sizeof(Word), sizeof(Word));
+    lanes[i] = decode<kFormat>(word);
   }
-  std::memcpy(elements, words, count * sizeof(Word));
+  if (whole != count) std::fill(lanes + count, lanes + whole + 8, 0.0f);
+}
+
+/// The first `count` lanes as packed elements.
+template <Format kFormat, class Count>
+inline void encode_lanes(const float* lanes, Count count, bool saturate, std::byte* elements) {
+  using Word = typename ElementWord<kFormat>::Type;
+#if defined(OPD_LANES_AVX2)
+  if constexpr (kFormat == Format::kFp16) {
+    const __m128i infinity = _mm_set1_epi16(0x7C00);
+    const __m128i largest = _mm_set1_epi16(saturate ? 0x7BFF : 0x7C00);
+    for (std::size_t i = 0; i < count; i += 8) {
+      const __m128i halves = to_halves(lanes + i);
+      const __m128i magnitude = _mm_and_si128(halves, _mm_set1_epi16(0x7FFF));
+      const __m128i sign = _mm_andnot_si128(_mm_set1_epi16(0x7FFF), halves);
+      const __m128i number = _mm_or_si128(sign, _mm_min_epi16(magnitude, largest));
+      const __m128i result =
+          _mm_blendv_epi8(number, _mm_set1_epi16(0x7E00), _mm_cmpgt_epi16(magnitude, infinity));
+      if (i + 8 <= count) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(elements + i * sizeof(Word)), result);
+      } else {
+        std::memcpy(elements + i * sizeof(Word), &result, (count - i) * sizeof(Word));
+      }
+    }
+    return;
+  }
+#endif
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto word = static_cast<Word>(encode<kFormat>(lanes[i], saturate));
+    std::memcpy(elements + i * sizeof(Word), &word, sizeof(Word));
+  }
 }
 
 /// The first `count` lanes rounded to the format and back; lanes up to the next multiple of 8 may
 /// be rounded with them.
-template <Format kFormat>
-inline void round_lanes(float* lanes, std::size_t count) {
+template <Format kFormat, class Count>
+inline void round_lanes(float* lanes, Count count) {
   if constexpr (kFormat == Format::kFp32) return;
-#if defined(__F16C__)
+#if defined(OPD_LANES_AVX2)
   if constexpr (kFormat == Format::kFp16) {
     for (std::size_t i = 0; i < count; i += 8) {
-      const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(lanes + i), _MM_FROUND_TO_NEAREST_INT);
-      _mm256_storeu_ps(lanes + i, _mm256_cvtph_ps(halves));
+      _mm256_storeu_ps(lanes + i, _mm256_cvtph_ps(to_halves(lanes + i)));
     }
     return;
   }
@@ -224,16 +245,18 @@ inline void round_lanes(float* lanes, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) lanes[i] = decode<kFormat>(encode<kFormat>(lanes[i]));
 }
 
-inline void decode_lanes(Format format, const std::byte* elements, std::size_t count,
-                         float* lanes) {
+template <class Count>
+inline void decode_lanes(Format format, const std::byte* elements, Count count, float* lanes) {
   with_format(format, [&]<Format kFormat>() { decode_lanes<kFormat>(elements, count, lanes); });
 }
-inline void encode_lanes(Format format, const float* lanes, std::size_t count, bool saturate,
+template <class Count>
+inline void encode_lanes(Format format, const float* lanes, Count count, bool saturate,
                          std::byte* elements) {
   with_format(format,
               [&]<Format kFormat>() { encode_lanes<kFormat>(lanes, count, saturate, elements); });
 }
-inline void round_lanes(Format format, float* lanes, std::size_t count) {
+template <class Count>
+inline void round_lanes(Format format, float* lanes, Count count) {
   with_format(format, [&]<Format kFormat>() { round_lanes<kFormat>(lanes, count); });
 }
 

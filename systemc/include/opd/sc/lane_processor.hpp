@@ -6,7 +6,8 @@
 //            by beat while it ran
 //   speed  : AVX2 with FMA and F16C where the machine has them, chosen when the program starts;
 //            the bits are the same without
-//   errors : an invalid computation or setting: std::invalid_argument naming field, value and remedy
+//   errors : an invalid computation or setting: std::invalid_argument that names field, value and
+//            remedy
 //   source : docs/numerics.md, "Vector unit"; docs/vector_unit.md
 #include <optional>
 #include <string>

@@ -49,9 +49,11 @@ class Pass {
   std::uint64_t clocks_ = 0;
 };
 
+/// Count: std::size_t, or FullBeat.
+template <class Count>
 struct Slice {
   std::size_t first;  ///< column of its first element
-  std::size_t count;
+  Count count;
 };
 
 class Execute {
@@ -131,8 +133,15 @@ class Execute {
   /// Takes one row through a pass: `body` is called with the slice of each beat.
   template <class Body>
   void row(Pass& pass, const Body& body) {
-    for (std::size_t first = 0; first < columns(); first += lanes_) {
-      body(Slice{first, std::min(lanes_, columns() - first)});
+    std::size_t first = 0;
+    if (lanes_ == FullBeat::value) {
+      for (; first + FullBeat::value <= columns(); first += FullBeat::value) {
+        body(Slice<FullBeat>{first, {}});
+        pass.beat();
+      }
+    }
+    for (; first < columns(); first += lanes_) {
+      body(Slice<std::size_t>{first, std::min(lanes_, columns() - first)});
       pass.beat();
     }
   }
@@ -140,20 +149,22 @@ class Execute {
   // ---- Elements
 
   /// Elements of a row of the computation into the lanes, compressed if the operand is.
-  void load(std::size_t operand, std::size_t row, const Slice& slice, float* lanes) const {
+  template <class Count>
+  void load(std::size_t operand, std::size_t row, const Slice<Count>& slice, float* lanes) const {
     const Operand& source = computation_.operand(operand);
     const std::size_t width = properties(source.format).element_bytes();
-    const std::size_t at = row % source.rows * source.columns + slice.first;
+    const std::size_t at = operand_row_(source, row) * source.columns + slice.first;
     decode_lanes(source.format, source.elements.data() + at * width, slice.count, lanes);
     divide_(operand, lanes, slice.count);
   }
 
   /// Elements of the whole tensor, from number `first` on: rows repeat as in load().
-  void load_flat(std::size_t operand, std::uint64_t first, std::size_t count, float* lanes) const {
+  template <class Count>
+  void load_flat(std::size_t operand, std::uint64_t first, Count count, float* lanes) const {
     const Operand& source = computation_.operand(operand);
     const std::size_t width = properties(source.format).element_bytes();
     const std::uint64_t size = std::uint64_t{source.rows} * source.columns;
-    std::uint64_t at = first % size;
+    std::uint64_t at = first < size ? first : first % size;
     if (count <= size - at) {
       decode_lanes(source.format, source.elements.data() + at * width, count, lanes);
       return;
@@ -166,16 +177,20 @@ class Execute {
   }
 
   /// Minus infinity where the mask hides an element.
-  void apply_mask(std::size_t operand, std::size_t row, const Slice& slice, float* lanes) const {
+  template <class Count>
+  void apply_mask(std::size_t operand, std::size_t row, const Slice<Count>& slice,
+                  float* lanes) const {
     const Operand& mask = computation_.operand(operand);
-    const std::byte* bytes = mask.elements.data() + row % mask.rows * mask.columns + slice.first;
+    const std::byte* bytes =
+        mask.elements.data() + operand_row_(mask, row) * mask.columns + slice.first;
     for (std::size_t i = 0; i < slice.count; ++i) {
       lanes[i] = choose(bytes[i] == std::byte{0}, float_of(kInfinityBits | kSignBit), lanes[i]);
     }
   }
 
   /// Casts lanes to the output, from its element `first` on.
-  void store(std::uint64_t first, const float* lanes, std::size_t count) {
+  template <class Count>
+  void store(std::uint64_t first, const float* lanes, Count count) {
     const Format format = result_.status.format;
     encode_lanes(format, lanes, count, result_.status.saturating,
                  result_.output.data() + first * properties(format).element_bytes());
@@ -191,7 +206,8 @@ class Execute {
 
   /// RNW: what a pass leaves for a later one.
   float intermediate(float x) const { return narrow_() ? rounded_to(status().format, x) : x; }
-  void intermediates(float* lanes, std::size_t count) const {
+  template <class Count>
+  void intermediates(float* lanes, Count count) const {
     if (narrow_()) round_lanes(status().format, lanes, count);
   }
 
@@ -205,7 +221,7 @@ class Execute {
   void store_scalar(std::uint64_t row, double value, int exponent) {
     const auto rounded = static_cast<float>(value);
     const float expanded = safe() ? scaled_by(rounded, exponent) : rounded;
-    store(row, &expanded, 1);
+    store(row, &expanded, std::size_t{1});
   }
 
   /// Adds up what the passes took.
@@ -238,6 +254,10 @@ class Execute {
     int value = 0;
   };
 
+  /// Rows repeat.
+  static std::size_t operand_row_(const Operand& operand, std::size_t row) {
+    return row < operand.rows ? row : row % operand.rows;
+  }
   unsigned levels_() const {
     unsigned levels = 0;
     while ((std::size_t{1} << levels) < lanes_) ++levels;
@@ -273,9 +293,7 @@ template <std::size_t kOperands, class Function>
 inline void element_wise(Execute& unit, unsigned operations, const Function& function) {
   Pass& pass = unit.pass({.operations = operations}, {0, 1, 2});
   const std::uint64_t size = unit.computation().output_elements();
-  for (std::uint64_t first = 0; first < size; first += unit.lanes()) {
-    const auto count =
-        static_cast<std::size_t>(std::min<std::uint64_t>(unit.lanes(), size - first));
+  const auto beat = [&](std::uint64_t first, auto count) {
     Lanes in[kOperands], out;
     for (std::size_t i = 0; i < kOperands; ++i) unit.load_flat(i, first, count, in[i].at);
     for (std::size_t i = 0; i < count; ++i) {
@@ -285,6 +303,13 @@ inline void element_wise(Execute& unit, unsigned operations, const Function& fun
     }
     unit.store(first, out.at, count);
     pass.beat();
+  };
+  std::uint64_t first = 0;
+  if (unit.lanes() == FullBeat::value) {
+    for (; first + FullBeat::value <= size; first += FullBeat::value) beat(first, FullBeat{});
+  }
+  for (; first < size; first += unit.lanes()) {
+    beat(first, static_cast<std::size_t>(std::min<std::uint64_t>(unit.lanes(), size - first)));
   }
 }
 

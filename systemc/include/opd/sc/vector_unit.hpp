@@ -18,9 +18,9 @@
 // Every stage takes one beat per clock, so the write-back bus does too. After the select of a last
 // beat the context stays idle for `bubbles` clocks. Nothing in the device can hold a beat up.
 //
-// A computed operator takes deal, select and issue like an operator of one beat. At its issue, edge n,
-// its mode is read and its program starts; it has the lanes for its C clocks alone, and its B output
-// beats enter the last stage in the last B of them:
+// A computed operator takes deal, select and issue like an operator of one beat. At its issue, edge
+// n, its mode is read and its program starts; it has the lanes for its C clocks alone, and its B
+// output beats enter the last stage in the last B of them:
 //
 //   edge      n - 1   n               n + C - B    n + C - 1   + lane_latency        + 1
 //             select  issue: program  first beat   last beat   write-back of either  sampled
@@ -80,7 +80,7 @@ struct VectorUnitCounts {
   std::uint64_t tap_stall_cycles = 0;
   std::uint64_t sideband_wait_cycles = 0;  ///< edges at which stat_valid met stat_ready = 0
   std::uint64_t executions = 0;            ///< operators computed
-  std::uint64_t computing_cycles = 0;      ///< clocks that they have, or will have, the lanes
+  std::uint64_t computing_cycles = 0;      ///< clocks for which they have the lanes
 };
 
 class VectorUnit : public sc_core::sc_module {
@@ -106,8 +106,8 @@ class VectorUnit : public sc_core::sc_module {
   SC_HAS_PROCESS(VectorUnit);
 
   /// Callbacks may be empty. `on_completion` is called in the order in which the device numbers
-  /// completions, `on_execution` at the issue of a computed operator. Reports SC_FATAL "/opd/vector_unit/parameters", naming the field and its legal
-  /// range.
+  /// completions, `on_execution` at the issue of a computed operator. Reports SC_FATAL
+  /// "/opd/vector_unit/parameters", naming the field and its legal range.
   VectorUnit(sc_core::sc_module_name name, const DeviceParameters& device,
              const VectorUnitParameters& parameters, OperationSource source,
              CompletionCallback on_completion, ExecutionCallback on_execution = {});

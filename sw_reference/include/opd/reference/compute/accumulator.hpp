@@ -310,8 +310,17 @@ OPD_HOST_DEVICE inline float row_maximum(std::uint32_t columns, Term term) {
   std::uint32_t i = 0;
   const auto take = [](auto m, auto x) { return select(either(x > m, is_nan(x)), x, m); };
   if constexpr (Of<V>::kLanes > 1) {
-    V m = every<V>(result);
-    for (; i + Of<V>::kLanes <= columns; i += Of<V>::kLanes) m = take(m, term(i));
+    constexpr unsigned kChains = 4;  // a comparison waits for the one before it
+    V chain[kChains];
+    for (V& m : chain) m = every<V>(result);
+    for (; i + kChains * Of<V>::kLanes <= columns; i += kChains * Of<V>::kLanes) {
+      OPD_UNROLL_LANES
+      for (unsigned j = 0; j < kChains; ++j) {
+        chain[j] = take(chain[j], term(i + j * Of<V>::kLanes));
+      }
+    }
+    for (; i + Of<V>::kLanes <= columns; i += Of<V>::kLanes) chain[0] = take(chain[0], term(i));
+    const V m = take(take(chain[0], chain[1]), take(chain[2], chain[3]));
     float lane[kMaxLanes];
     store(lane, m);
     for (unsigned j = 0; j < Of<V>::kLanes; ++j) result = take(result, lane[j]);

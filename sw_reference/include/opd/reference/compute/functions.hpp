@@ -23,7 +23,9 @@ OPD_HOST_DEVICE inline V rsqrt(V x) {
 }
 
 template <class V>
-OPD_HOST_DEVICE inline V exp(V x) {
+OPD_HOST_DEVICE inline V exp(V argument) {
+  // Past the ends the definition's +0 and +Inf are what the rounding of -104 and 89 gives.
+  const V x = bounded(argument, every<V>(-104.0f), every<V>(89.0f));
   // 1.5 * 2^23: its last place is 1, so that the addition rounds to the nearest integer, to even.
   constexpr std::uint32_t kRounder = 0x4B400000u;
   const V shifted = x * constant<V>(0x3FB8AA3Bu) + constant<V>(kRounder);
@@ -45,10 +47,7 @@ OPD_HOST_DEVICE inline V exp(V x) {
   const Bits<V> rest = exponent - half;
   const V first = value_of((half - word(1)) << 23);  // 2^(half - 128)
   const V second = value_of((rest - word(1)) << 23);
-  const V result = (p * first) * second;
-  return select(x > constant<V>(0x42B17217u), constant<V>(0x7F800000u),
-                select(x < constant<V>(0xC2CFF1B5u), every<V>(0.0f),
-                       select(is_nan(x), constant<V>(0x7FC00000u), result)));
+  return (p * first) * second;
 }
 
 template <class V>

@@ -67,6 +67,11 @@ OPD_HOST_DEVICE inline std::uint32_t select(bool choice, std::uint32_t a, std::u
 OPD_HOST_DEVICE inline bool is_nan(float x) { return x != x; }
 OPD_HOST_DEVICE inline bool either(bool a, bool b) { return a || b; }
 
+/// x between the two; NaN stays.
+OPD_HOST_DEVICE inline float bounded(float x, float low, float high) {
+  return x < low ? low : x > high ? high : x;
+}
+
 /// The lanes of V at an address; every lane the same number.
 template <class V>
 OPD_HOST_DEVICE inline V load(const float* address) {

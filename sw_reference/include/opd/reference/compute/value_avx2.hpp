@@ -104,6 +104,10 @@ inline D8 select(M8 choice, D8 a, D8 b) {
       _mm256_castsi256_pd(_mm256_cvtepi32_epi64(_mm256_extracti128_si256(mask, 1)));
   return {_mm256_blendv_pd(b.low, a.low, low), _mm256_blendv_pd(b.high, a.high, high)};
 }
+/// Of a NaN the instructions give their second operand.
+inline F8 bounded(F8 x, F8 low, F8 high) {
+  return {_mm256_min_ps(high.v, _mm256_max_ps(low.v, x.v))};
+}
 inline M8 is_nan(F8 x) { return {_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q)}; }
 inline M8 either(M8 a, M8 b) { return {_mm256_or_ps(a.v, b.v)}; }
 

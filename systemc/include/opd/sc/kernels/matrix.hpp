@@ -32,7 +32,7 @@ inline std::vector<float> product(Execute& unit) {
   const auto load_row = [&](std::size_t operand, std::size_t row, float* out) {
     for (std::size_t first = 0; first < depth; first += kMaxLanes) {
       Lanes x;
-      const Slice slice{first, std::min(kMaxLanes, depth - first)};
+      const Slice<std::size_t> slice{first, std::min(kMaxLanes, depth - first)};
       unit.load(operand, row, slice, x.at);
       std::memcpy(out + first, x.at, slice.count * sizeof(float));
     }
@@ -68,7 +68,7 @@ inline void matmul(Execute& unit) {
   const float factor = unit.computation().attribute;
   const std::size_t rows = std::size_t{unit.computation().batch} * unit.computation().rows;
   for (std::size_t row = 0; row < rows; ++row) {
-    unit.row(pass, [&](const Slice& slice) {
+    unit.row(pass, [&](const auto& slice) {
       Lanes y;
       const std::size_t at = row * unit.columns() + slice.first;
       for (std::size_t i = 0; i < slice.count; ++i) y.at[i] = products[at + i] * factor;
@@ -82,7 +82,7 @@ inline void linear(Execute& unit) {
   Pass& pass = unit.pass({.operations = 1}, {2});
   const bool has_bias = unit.computation().has(2);
   for (std::size_t row = 0; row < unit.computation().rows; ++row) {
-    unit.row(pass, [&](const Slice& slice) {
+    unit.row(pass, [&](const auto& slice) {
       Lanes y, bias;
       const std::size_t at = row * unit.columns() + slice.first;
       std::memcpy(y.at, products.data() + at, slice.count * sizeof(float));

@@ -31,7 +31,7 @@ inline void layer_norm(Execute& unit) {
   for (std::size_t row = 0; row < computation.rows; ++row) {
     const float mean = row_mean(unit, means, row);
     const float factor = scale_factor(unit, row_deviations(unit, deviations, row, mean));
-    unit.row(scales, [&](const Slice& slice) {
+    unit.row(scales, [&](const auto& slice) {
       Lanes y, gain, bias;
       unit.load(0, row, slice, y.at);
       for (std::size_t i = 0; i < slice.count; ++i) y.at[i] = (y.at[i] - mean) * factor;
@@ -58,13 +58,13 @@ inline void rms_norm(Execute& unit) {
   Pass& scales = unit.pass({.operations = has_gain ? 2u : 1u}, {0, 1});
   for (std::size_t row = 0; row < unit.computation().rows; ++row) {
     unit.accumulators().clear(unit.lanes());
-    unit.row(squares, [&](const Slice& slice) {
+    unit.row(squares, [&](const auto& slice) {
       Lanes x;
       unit.load(0, row, slice, x.at);
       unit.accumulators().take_products(x.at, x.at, slice.count);
     });
     const float factor = scale_factor(unit, unit.row_total());
-    unit.row(scales, [&](const Slice& slice) {
+    unit.row(scales, [&](const auto& slice) {
       Lanes y, gain;
       unit.load(0, row, slice, y.at);
       for (std::size_t i = 0; i < slice.count; ++i) y.at[i] *= factor;

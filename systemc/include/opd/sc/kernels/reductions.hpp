@@ -10,7 +10,7 @@ inline void row_sum(Execute& unit, bool mean) {
   Pass& pass = unit.pass({.accumulates = true, .scalars = mean}, {0});
   for (std::size_t row = 0; row < unit.computation().rows; ++row) {
     unit.accumulators().clear(unit.lanes());
-    unit.row(pass, [&](const Slice& slice) {
+    unit.row(pass, [&](const auto& slice) {
       Lanes x;
       unit.load(0, row, slice, x.at);
       unit.accumulators().take(x.at, slice.count);
@@ -30,7 +30,7 @@ inline void sum_of_squares(Execute& unit) {
   Pass& pass = unit.pass({.operations = 1, .accumulates = true}, {0});
   for (std::size_t row = 0; row < unit.computation().rows; ++row) {
     unit.accumulators().clear(unit.lanes());
-    unit.row(pass, [&](const Slice& slice) {
+    unit.row(pass, [&](const auto& slice) {
       Lanes x;
       unit.load(0, row, slice, x.at);
       unit.accumulators().take_products(x.at, x.at, slice.count);
@@ -44,13 +44,13 @@ inline void maximum(Execute& unit) {
   RowMaximum largest;
   for (std::size_t row = 0; row < unit.computation().rows; ++row) {
     largest.clear();
-    unit.row(pass, [&](const Slice& slice) {
+    unit.row(pass, [&](const auto& slice) {
       Lanes x;
       unit.load(0, row, slice, x.at);
       largest.take(x.at, slice.count);
     });
     const float value = largest.value();
-    unit.store(row, &value, 1);
+    unit.store(row, &value, std::size_t{1});
   }
 }
 

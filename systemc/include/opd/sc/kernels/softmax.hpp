@@ -14,7 +14,7 @@ inline void softmax(Execute& unit) {
   Pass& sums = unit.pass({.operations = 3 + mask, .accumulates = true, .scalars = true}, {0, 1});
   Pass& scales = unit.pass({.operations = 1}, {});
 
-  const auto load = [&](std::size_t row, const Slice& slice, float* y) {
+  const auto load = [&](std::size_t row, const auto& slice, float* y) {
     unit.load(0, row, slice, y);
     for (std::size_t i = 0; i < slice.count; ++i) y[i] *= factor;
     if (masked) unit.apply_mask(1, row, slice, y);
@@ -23,7 +23,7 @@ inline void softmax(Execute& unit) {
   std::vector<float> scratchpad(unit.columns() + kMaxLanes);  // exponentials of a row
   for (std::size_t row = 0; row < computation.rows; ++row) {
     largest.clear();
-    unit.row(maxima, [&](const Slice& slice) {
+    unit.row(maxima, [&](const auto& slice) {
       Lanes y;
       load(row, slice, y.at);
       largest.take(y.at, slice.count);
@@ -32,7 +32,7 @@ inline void softmax(Execute& unit) {
     const bool hidden = unit.safe() && m == float_of(kInfinityBits | kSignBit);
 
     unit.accumulators().clear(unit.lanes());
-    unit.row(sums, [&](const Slice& slice) {
+    unit.row(sums, [&](const auto& slice) {
       Lanes y;
       load(row, slice, y.at);
       const float shift = m;
@@ -45,7 +45,7 @@ inline void softmax(Execute& unit) {
     const double total = unit.row_total();
     const float r = unit.intermediate(static_cast<float>(unit.quotient(1.0, total)));
 
-    unit.row(scales, [&](const Slice& slice) {
+    unit.row(scales, [&](const auto& slice) {
       Lanes y;
       const float* e = scratchpad.data() + slice.first;
       const float k = hidden ? 0.0f : r;

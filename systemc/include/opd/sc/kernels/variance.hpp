@@ -1,5 +1,5 @@
 #pragma once
-// What variance and layer_norm share, and variance: the mean of a row, then the sum of squared deviations.
+// Mean of a row, then the sum of its squared deviations: for variance, and for layer_norm.
 // Source: docs/numerics.md, "Kernels"; docs/vector_unit.md, "Programs".
 #include "opd/sc/lane_program.hpp"
 
@@ -8,7 +8,7 @@ namespace opd::sc::inline OPD_LANES::kernels {
 /// Pass 1 of a row: its mean, in W.
 inline float row_mean(Execute& unit, Pass& pass, std::size_t row) {
   unit.accumulators().clear(unit.lanes());
-  unit.row(pass, [&](const Slice& slice) {
+  unit.row(pass, [&](const auto& slice) {
     Lanes x;
     unit.load(0, row, slice, x.at);
     unit.accumulators().take(x.at, slice.count);
@@ -20,7 +20,7 @@ inline float row_mean(Execute& unit, Pass& pass, std::size_t row) {
 /// Pass 2 of a row: the sum of its squared deviations.
 inline double row_deviations(Execute& unit, Pass& pass, std::size_t row, float mean) {
   unit.accumulators().clear(unit.lanes());
-  unit.row(pass, [&](const Slice& slice) {
+  unit.row(pass, [&](const auto& slice) {
     Lanes d;
     unit.load(0, row, slice, d.at);
     for (std::size_t i = 0; i < slice.count; ++i) d.at[i] -= mean;
