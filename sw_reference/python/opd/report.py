@@ -9,19 +9,19 @@ arrays [P, S]; report.js draws the operator that is chosen. Definitions of all f
 from __future__ import annotations
 
 import base64
-import html
 import json
-import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from opd import report_compute
 from opd.arguments import Parser
 from opd.files import write_whole
 from opd.page import page
 from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode, Order
+from opd.report_parts import DASH, count, duration, label, number, size, table, text
 from opd.trace import FORMATS, Trace, TraceError
 
 # docs/formats.md "OpRecord"
@@ -57,6 +57,7 @@ def write(out_dir: str, trace_files: list[str]) -> str:
         if entry["name"] not in traces:
             raise ReportError(out / "summary.json", f"trace {entry['name']} is none of the given trace files",
                               f"give {entry['file']} as well")
+        entry.setdefault("compute", None)  # written before operators could be computed
         entries.append((entry, traces[entry["name"]]))
     payload = {
         "flags": [flag.name for flag in Flag], "modes": [mode.name for mode in Mode], "causes": [cause.name for cause in Cause],
@@ -209,60 +210,6 @@ def _windows(trace: Trace) -> list[list[int]]:
     return [[int(trace.step[run[0]]), int(trace.step[run[-1]])] for run in runs if run.size]
 
 
-# --- text ------------------------------------------------------------------------------------------------------------------
-
-def _text(value) -> str:
-    return html.escape(str(value))
-
-
-def _count(value: int, singular: str, ending: str = "s") -> str:
-    return f"{value:,} {singular}" + ("" if value == 1 else ending)
-
-
-def _number(value: float) -> str:
-    """Three significant digits, never in exponent form."""
-    digits = 2 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, 6)}f}"
-
-
-def _time(nanoseconds: float) -> str:
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if nanoseconds >= size:
-            return f"{_number(nanoseconds / size)}&nbsp;{unit.replace('us', '&micro;s')}"
-    return f"{_number(nanoseconds)}&nbsp;ns"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{_number(count / size)}&nbsp;{unit}"
-    return f"{count:,.0f}&nbsp;B"
-
-
-DASH = '<span class="none">&ndash;</span>'
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """A table of cells that are HTML already. A title that starts with "#" heads a column of numbers, aligned right; with "~", a
-    column of longer texts, which may wrap. A row is its cells, or (class of its <tr>, cells)."""
-    align = [{"#": ' class="n"', "~": ' class="t"'}.get(title[0], "") for title in columns]
-    parts = ["<table>"]
-    if caption:
-        parts.append(f"<caption>{caption}</caption>")
-    parts.append("<thead><tr>" + "".join(f'<th scope="col"{a}>{t.lstrip("#~")}</th>' for t, a in zip(columns, align)) +
-                 "</tr></thead><tbody>")
-    for row in rows:
-        kind, cells = row if isinstance(row, tuple) else ("", row)
-        parts.append((f'<tr class="{kind}">' if kind else "<tr>") +
-                     "".join(f"<td{a}>{cell}</td>" for cell, a in zip(cells, align)) + "</tr>")
-    parts.append("</tbody></table>")
-    return '<div class="wide">' + "".join(parts) + "</div>"
-
-
-def _label(label: str) -> str:
-    return f'<span class="label {_text(label)}">{_text(label)}</span>'
-
-
 def _lead(steps: int) -> str:
     if steps == 0:
         return '0 <span class="unit">(no warning)</span>'
@@ -276,28 +223,28 @@ def _verdict(out: Path, summary: dict) -> str:
     counts = (f"{summary['records_compared']:,} records, {summary['beats_compared']:,} beats, "
               f"{summary['events_compared']:,} events and {summary['cycles_compared']:,} cycles compared")
     if summary["mismatches"]:
-        lines = [f'<div class="verdict bad"><p><strong>{_count(summary["mismatches"], "mismatch", "es")}</strong>'
+        lines = [f'<div class="verdict bad"><p><strong>{count(summary["mismatches"], "mismatch", "es")}</strong>'
                  f" in {counts}.</p>"]
         for entry in summary["traces"]:
             if "first_divergence" not in entry:
                 continue
-            seen = f" Waveform: <code>{_text(entry['waveform'])}</code>." if "waveform" in entry else ""
-            lines.append(f"<p><b>{_text(entry['name'])}</b>, first divergence: "
-                         f"<code>{_text(entry['first_divergence']['text'])}</code>.{seen}</p>")
+            seen = f" Waveform: <code>{text(entry['waveform'])}</code>." if "waveform" in entry else ""
+            lines.append(f"<p><b>{text(entry['name'])}</b>, first divergence: "
+                         f"<code>{text(entry['first_divergence']['text'])}</code>.{seen}</p>")
         return "".join(lines) + "</div>"
     lines = []
     for entry in summary["traces"]:
         if entry["verdict"] == "nothing compared":
-            lines.append(f"<p><b>{_text(entry['name'])}</b>: <strong>nothing was compared.</strong> Only "
-                         f"{_text(', '.join(entry['paths']) or 'no path')} ran; a comparison needs two paths.</p>")
+            lines.append(f"<p><b>{text(entry['name'])}</b>: <strong>nothing was compared.</strong> Only "
+                         f"{text(', '.join(entry['paths']) or 'no path')} ran; a comparison needs two paths.</p>")
         elif entry["verdict"] == "path missing":
             missing = "; ".join(f"{path}: {reason}" for path, reason in entry["paths_skipped"].items())
-            lines.append(f"<p><b>{_text(entry['name'])}</b>: <strong>a path that was asked for did not run</strong> "
-                         f"({_text(missing)}).</p>")
+            lines.append(f"<p><b>{text(entry['name'])}</b>: <strong>a path that was asked for did not run</strong> "
+                         f"({text(missing)}).</p>")
     if lines or summary["verdict"] != "equal":
         return ('<div class="verdict idle">' + ("".join(lines) or "<p><strong>Nothing was compared.</strong></p>") +
                 f"<p>{counts[0].upper() + counts[1:]}.</p></div>")
-    return (f'<div class="verdict good"><p><strong>Equal.</strong> {_text(", ".join(paths))}: {counts}, '
+    return (f'<div class="verdict good"><p><strong>Equal.</strong> {text(", ".join(paths))}: {counts}, '
             "<strong>0&nbsp;mismatches</strong>.</p></div>")
 
 
@@ -308,16 +255,16 @@ def _head(out: Path, summary: dict) -> str:
                   ("streams", device["num_streams"]), ("op queue", f"{device['queue_depth']} completions"),
                   ("event queue", f"{device['event_depth']} events"), ("counters", f"{device['counter_width']} bits"),
                   ("engines", " and ".join(name for name in ("forecast", "published") if device[f"{name}_engine"])),
-                  ("risk profile", _text(summary["profile"]))]
+                  ("risk profile", text(summary["profile"]))]
     shown = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in parameters)
-    return (f"<header><h1>Replay report</h1><p class=\"sub\">{_count(len(summary['traces']), 'trace')}, {operators:,} operator "
+    return (f"<header><h1>Replay report</h1><p class=\"sub\">{count(len(summary['traces']), 'trace')}, {operators:,} operator "
             "executions replayed through models of the on-chip overflow-precursor detector</p>"
             f"{_verdict(out, summary)}<dl class=\"device\">{shown}</dl></header>")
 
 
 def _pair(entry: dict, comparison: dict) -> str:
     """What the cross-check says of two paths; beside a mismatch, in how many records: it may have stopped the run."""
-    left, right = _text(comparison["left"]), _text(comparison["right"])
+    left, right = text(comparison["left"]), text(comparison["right"])
     if comparison["mismatches"]:
         return f"<b>{left}&thinsp;&ne;&thinsp;{right}</b>"
     if not comparison["records"] and not comparison["events"] and not comparison["executions"]:
@@ -325,7 +272,7 @@ def _pair(entry: dict, comparison: dict) -> str:
         if entry["mismatches"] or comparison["left"] == entry["comparisons"][0]["left"]:
             return f"{left}, {right} not compared"
         return f"{left}&thinsp;=&thinsp;{right} (hints, counts)"
-    return f"{left}&thinsp;=&thinsp;{right}" + (f" in {_count(comparison['records'], 'record')}" if entry["mismatches"] else "")
+    return f"{left}&thinsp;=&thinsp;{right}" + (f" in {count(comparison['records'], 'record')}" if entry["mismatches"] else "")
 
 
 def _crosscheck(summary: dict) -> str:
@@ -333,7 +280,7 @@ def _crosscheck(summary: dict) -> str:
     for entry in summary["traces"]:
         bad = "alert" if entry["mismatches"] else ""
         pairs = ", ".join(_pair(entry, comparison) for comparison in entry["comparisons"])
-        rows.append((bad, [_text(entry["name"]), _label(entry["label"]), f"{entry['steps']:,}", f"{entry['probes']:,}",
+        rows.append((bad, [text(entry["name"]), label(entry["label"]), f"{entry['steps']:,}", f"{entry['probes']:,}",
                            f"{entry['operators_raw']:,}", f"{entry['operators_statistic']:,}", f"{entry['records_compared']:,}",
                            f"{entry['beats_compared']:,}", f"{entry['cycles_compared']:,}", f"{entry['events_compared']:,}",
                            f"{entry['mismatches']:,}" if entry["verdict"] != "nothing compared" else DASH, pairs or DASH]))
@@ -342,10 +289,10 @@ def _crosscheck(summary: dict) -> str:
     if len(rows) > 1:
         rows.append(("total", ["all", "", "", "", "", "", *(f"{summary[key]:,}" for key in (
             "records_compared", "beats_compared", "cycles_compared", "events_compared", "mismatches")), ""]))
-    told = "".join(f"<li><b>{_text(path)}</b> skipped for {_text(', '.join(names))}: {_text(reason)}</li>"
+    told = "".join(f"<li><b>{text(path)}</b> skipped for {text(', '.join(names))}: {text(reason)}</li>"
                    for (path, reason), names in skipped.items())
     return ("<section><h2>Cross-check</h2>" +
-            _table(["trace", "label", "#steps", "#probes", "#raw ops", "#statistic ops", "#records", "#beats", "#cycles",
+            table(["trace", "label", "#steps", "#probes", "#raw ops", "#statistic ops", "#records", "#beats", "#cycles",
                     "#events", "#mismatches", "~pairs of paths"], rows) +
             '<p class="note">Records are compared bit for bit by seq; rtl and systemc also every output pin in every cycle; what a '
             "host's driver read (events one by one, hints, mode counts and last clean step at the end) with the reference. "
@@ -368,7 +315,7 @@ def _overhead_row(entry: dict, figures: dict, clock: float | None) -> list[str]:
     """One path of one trace: path, basis, reaction, worst, stall cycles, bytes re-read, operations, time per step, energy, run time.
 
     clock: nanoseconds of one cycle, None when no clock is known: then cycles have no time."""
-    path = _text(figures["path"]) + ("" if figures["ran"] else ' <b class="unit">not run</b>')
+    path = text(figures["path"]) + ("" if figures["ran"] else ' <b class="unit">not run</b>')
     basis = figures["reaction"]["basis"]
     reaction = worst = DASH
     if basis == "counted":
@@ -376,19 +323,19 @@ def _overhead_row(entry: dict, figures: dict, clock: float | None) -> list[str]:
             ("tap", "cycles", "operators_raw"), ("sideband", "sideband_cycles", "operators_statistic")) if entry[ops] and figures["reaction"][key]]
         reaction = "<br>".join(f"{name} {_spread_cycles(spread)} cycles" for name, spread in ways) or DASH
         if clock is not None:
-            worst = "<br>".join(f"{_time(spread['maximum'] * clock)} <span class=\"unit\">mapped clock</span>" for _, spread in ways) or DASH
+            worst = "<br>".join(f"{duration(spread['maximum'] * clock)} <span class=\"unit\">mapped clock</span>" for _, spread in ways) or DASH
     elif basis == "modelled":
-        reaction = _time(figures["reaction"]["nanoseconds"])
+        reaction = duration(figures["reaction"]["nanoseconds"])
     elif basis == "measured" and figures["reaction"]["nanoseconds"]:
-        reaction = _time(figures["reaction"]["nanoseconds"]["median"])
-        worst = f"{_time(figures['reaction']['nanoseconds']['p99'])} <span class=\"unit\">p99</span>"
+        reaction = duration(figures["reaction"]["nanoseconds"]["median"])
+        worst = f"{duration(figures['reaction']['nanoseconds']['p99'])} <span class=\"unit\">p99</span>"
     step = figures.get("microseconds_per_step")
     return [path, f'<span class="basis {basis}">{basis}</span>', reaction, worst,
-            f"{figures['stall_cycles']:,}" if "stall_cycles" in figures else DASH, _bytes(figures["extra_element_bytes"]),
+            f"{figures['stall_cycles']:,}" if "stall_cycles" in figures else DASH, size(figures["extra_element_bytes"]),
             f"{figures['extra_operations']:,}" if "extra_operations" in figures else DASH,
-            _time(step * 1e3) if step is not None else DASH,
-            f"{_number(figures['energy']['nanojoule_per_operator'])}&nbsp;nJ" if "energy" in figures else DASH,
-            _time(figures["seconds"] * 1e9) if "seconds" in figures else DASH]
+            duration(step * 1e3) if step is not None else DASH,
+            f"{number(figures['energy']['nanojoule_per_operator'])}&nbsp;nJ" if "energy" in figures else DASH,
+            duration(figures["seconds"] * 1e9) if "seconds" in figures else DASH]
 
 
 def _overhead(summary: dict) -> str:
@@ -397,12 +344,12 @@ def _overhead(summary: dict) -> str:
     for entry in summary["traces"]:
         for position, figures in enumerate(entry["reaction_and_overhead"]):
             rows.append(("first" if position == 0 else "",
-                         [_text(entry["name"]) if position == 0 else "", *_overhead_row(entry, figures, clock)]))
+                         [text(entry["name"]) if position == 0 else "", *_overhead_row(entry, figures, clock)]))
             if figures["reaction"]["basis"] == "modelled":
                 assumptions = {key: value for key, value in figures["reaction"]["assumptions"].items() if key != "bytes_per_operator"}
                 models[json.dumps(assumptions, sort_keys=True)] = assumptions
             if figures.get("unseen"):
-                unseen.append(f"<li>{_text(entry['name'])}, {_text(figures['path'])}: {_count(figures['unseen'], 'completion')} "
+                unseen.append(f"<li>{text(entry['name'])}, {text(figures['path'])}: {count(figures['unseen'], 'completion')} "
                               "found the op queue full and were never seen by the detection unit</li>")
     notes = ["<i>Reaction</i>: from an operator's last element to the new value of its mode register. <i>Bytes re-read</i>: element "
              "bytes that the path reads a second time. <i>Run time</i>: of the path itself, simulators included, on this machine.",
@@ -422,7 +369,7 @@ def _overhead(summary: dict) -> str:
     notes.append("<i>Operations</i>: arithmetic that the path adds over the trace. <i>Energy per op</i>: always modelled, for one mean raw "
                  "operator: the tap's comparisons and counters, against reading the elements again from HBM2.")
     return ("<section><h2>Reaction and overhead</h2>" +
-            _table(["trace", "path", "basis", "#reaction", "#worst", "#stall cycles", "#bytes re-read", "#operations",
+            table(["trace", "path", "basis", "#reaction", "#worst", "#stall cycles", "#bytes re-read", "#operations",
                     "#time per step", "#energy per op", "#run time"], rows) +
             '<ul class="note">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>" +
             (f'<ul class="skipped">{"".join(unseen)}</ul>' if unseen else "") + "</section>")
@@ -433,15 +380,15 @@ def _synthesis(summary: dict) -> str:
     figures = summary.get("synthesis")
     if not figures:
         return ""
-    rows = [[_text(name), f"{part['area_um2']:,.0f}", f"{part['nand2_equivalents']:,.0f}", f"{part['state_bits']:,.0f}",
+    rows = [[text(name), f"{part['area_um2']:,.0f}", f"{part['nand2_equivalents']:,.0f}", f"{part['state_bits']:,.0f}",
              f"{part['critical_path_ns']:.2f}"] for name, part in figures["parts"].items()]
     per_op = figures["per_op"]
     rows.append(["each further operator", f"{per_op['area_um2']:,.0f}", f"{per_op['nand2_equivalents']:,.0f}",
                  f"{per_op['state_bits']:,.0f}", DASH])
-    told = ", ".join(f"{_text(name)} {value:,}" for name, value in figures["parameters"].items())
+    told = ", ".join(f"{text(name)} {value:,}" for name, value in figures["parameters"].items())
     return ("<section><h2>Area and critical path</h2>" +
-            _table(["module", "#area (&micro;m&sup2;)", "#NAND2 equivalents", "#state bits", "#critical path (ns)"], rows) +
-            f'<p class="note">Mapped to {_text(figures["library"])} (180&nbsp;nm), without wires; {told}. State is made of flip-flops '
+            table(["module", "#area (&micro;m&sup2;)", "#NAND2 equivalents", "#state bits", "#critical path (ns)"], rows) +
+            f'<p class="note">Mapped to {text(figures["library"])} (180&nbsp;nm), without wires; {told}. State is made of flip-flops '
             "here; a product would use an SRAM for the operators.</p></section>")
 
 
@@ -450,24 +397,26 @@ def _detection(summary: dict) -> str:
     raised = [flag.name for flag in Flag if any(entry["detection"]["flags"].get(flag.name) for entry in summary["traces"])]
     for entry in summary["traces"]:
         quality, first = entry["detection"], entry["first_incident"]
-        happened = ([f"step {first['step']:,}, {_text(first['probe'])}", _lead(first["lead_steps"]), _text(first["mode_before"])]
+        happened = ([f"step {first['step']:,}, {text(first['probe'])}", _lead(first["lead_steps"]), text(first["mode_before"])]
                     if first else ["none", DASH, DASH])
-        rows.append([_text(entry["name"]), _label(entry["label"]), f"{quality['probe_steps']:,}", f"{quality['alarms']:,}",
+        rows.append([text(entry["name"]), label(entry["label"]), f"{quality['probe_steps']:,}", f"{quality['alarms']:,}",
                      f"{quality['alarms_per_1000']:.3f}", f"{quality['downshifts']:,}", *happened, f"{len(entry['incidents']):,}"])
-        flag_rows.append([_text(entry["name"]), *(f"{quality['flags'].get(name, 0):,}" for name in raised),
+        flag_rows.append([text(entry["name"]), *(f"{quality['flags'].get(name, 0):,}" for name in raised),
                           f"{quality['records_with_alarm_flags']:,}"])
         for i in entry["incidents"]:
             alarm = i["first_alarm_step"]
-            incidents.append([_text(entry["name"]), f"{i['step']:,}", f"{i['op']}", _text(i["probe"]), _lead(i["lead_steps"]),
-                              f"{alarm:,}" if alarm is not None else DASH, _text(i["mode_before"])])
+            incidents.append([text(entry["name"]), f"{i['step']:,}", f"{i['op']}", text(i["probe"]), _lead(i["lead_steps"]),
+                              f"{alarm:,}" if alarm is not None else DASH, text(i["mode_before"])])
     parts = ["<section><h2>Detection</h2>",
-             _table(["trace", "label", "#probe-steps", "#alarms", "#per 1000", "#downshifts", "~first incident", "#lead (steps)",
+             table(["trace", "label", "#probe-steps", "#alarms", "#per 1000", "#downshifts", "~first incident", "#lead (steps)",
                      "mode then", "#operators non-finite"], rows),
              '<p class="note">An <i>alarm</i> is a record with a risk of at least RISK.STABLE before its operator goes non-finite; '
              "an <i>incident</i> is an operator's first non-finite value; its <i>lead</i> counts the steps for which the alarm was "
              f"standing, at most {LEAD_WINDOW}. On traces labelled healthy or near-limit every alarm is a false one. Replay is open "
-             "loop: the trace's elements do not change when a mode does.</p>"]
-    parts.append(_table(["trace", *(f"#{name}" for name in raised), "#records with an alarm flag"], flag_rows,
+             "loop: the trace's elements do not change when a mode does" +
+             (", but for the operators that the vector unit computed." if any(entry["compute"] for entry in summary["traces"]) else ".") +
+             "</p>"]
+    parts.append(table(["trace", *(f"#{name}" for name in raised), "#records with an alarm flag"], flag_rows,
                         "Records with each flag"))
     if any(entry["lead_when_sampled"] for entry in summary["traces"]):
         parts.append('<figure class="small"><figcaption>Lead of the first incident, and alarms per 1000 samples, when software '
@@ -475,8 +424,8 @@ def _detection(summary: dict) -> str:
     if incidents:
         state = " open" if len(incidents) <= OPEN_INCIDENTS else ""
         parts.append(f'<details class="incidents"{state}><summary>'
-                     f"All {_count(len(incidents), 'incident')}</summary>" +
-                     _table(["trace", "#step", "#op", "~operator", "#lead (steps)", "#first alarm at step", "mode then"], incidents) +
+                     f"All {count(len(incidents), 'incident')}</summary>" +
+                     table(["trace", "#step", "#op", "~operator", "#lead (steps)", "#first alarm at step", "mode then"], incidents) +
                      "</details>")
     return "".join(parts) + "</section>"
 
@@ -489,19 +438,19 @@ def _engines(summary: dict) -> str:
             z = engine["largest_z"]
             incident = entry["first_incident"]
             rows.append(("first" if position == 0 else "", [
-                _text(entry["name"]) if position == 0 else "", _label(entry["label"]) if position == 0 else "",
-                _text(engine["name"]), _text(engine["order"]) if engine["order"] else DASH, f"{engine['records_flagged']:,}",
+                text(entry["name"]) if position == 0 else "", label(entry["label"]) if position == 0 else "",
+                text(engine["name"]), text(engine["order"]) if engine["order"] else DASH, f"{engine['records_flagged']:,}",
                 f"{engine['alarms']:,}", f"{engine['alarms_per_1000']:.3f}", f"{engine['downshifts']:,}",
-                _lead(engine["lead_steps"]) if incident else DASH, _text(engine["mode_before"]) if incident else DASH,
-                f"{_number(z['z'])}" if z else DASH,
-                f"step {z['step']:,}, {_text(z['probe'])}" if z else DASH]))
+                _lead(engine["lead_steps"]) if incident else DASH, text(engine["mode_before"]) if incident else DASH,
+                f"{number(z['z'])}" if z else DASH,
+                f"step {z['step']:,}, {text(z['probe'])}" if z else DASH]))
     if not rows:
         return ""
     return ("<section><h2>Both engines</h2>" +
-            _table(["trace", "label", "engine", "order", "#records flagged", "#alarms", "#per 1000", "#downshifts",
+            table(["trace", "label", "engine", "order", "#records flagged", "#alarms", "#per 1000", "#downshifts",
                     "#lead (steps)", "mode then", "#largest z", "~at"], rows) +
             '<p class="note">Each engine under its own risk profile on the same records, whatever profile this replay ran with '
-            f"({_text(summary['profile'])}). <i>forecast</i>: FORECAST, CRITICAL, JUMP. <i>published</i>: Z and D2, the rule of the "
+            f"({text(summary['profile'])}). <i>forecast</i>: FORECAST, CRITICAL, JUMP. <i>published</i>: Z and D2, the rule of the "
             "literature, scored before or after mean and variance take the sample in; scored after, z cannot pass "
             "&radic;((W&minus;1)/2), 7.97 for a window of 128, however large the outlier.</p></section>")
 
@@ -531,29 +480,29 @@ def _host(entries: list[tuple[dict, Trace]]) -> str:
             continue
         figures = next(f for f in entry["reaction_and_overhead"] if f["path"] == host["path"])
         changes = host["learning_rate_changes"]
-        rows.append([_text(entry["name"]), _text(host["path"]), f"{len(host['events']):,}", f"{host['events_lost']:,}",
+        rows.append([text(entry["name"]), text(host["path"]), f"{len(host['events']):,}", f"{host['events_lost']:,}",
                      *(f"{figures[key]:,}" if key in figures else DASH for key in ("event_high_water", "queue_high_water")),
                      f"{len(host['hints']):,}", f"{host['stable_ops']:,}", f"{host['safe_ops']:,}",
                      f"{host['last_clean_step']:,}" if host["last_clean_step"] is not None else "none",
                      ", ".join(map(str, changes[:6])) + (" &hellip;" if len(changes) > 6 else "") or DASH])
         if host["hints"]:
             asked = [[f"{hint['step']:,}", _asked(hint["factors"])] for hint in host["hints"]]
-            parts.append(f"<details{' open' if len(asked) <= OPEN_INCIDENTS else ''}><summary>{_text(entry['name'])}: what the "
-                         f"training loop was asked to do, {_count(len(asked), 'change')}</summary>" +
-                         _table(["#step", "~from here on"], asked) + "</details>")
+            parts.append(f"<details{' open' if len(asked) <= OPEN_INCIDENTS else ''}><summary>{text(entry['name'])}: what the "
+                         f"training loop was asked to do, {count(len(asked), 'change')}</summary>" +
+                         table(["#step", "~from here on"], asked) + "</details>")
         if host["events"]:
             names = _operator_names(entry, trace)
-            events = [[f"{e['step']:,}", f"{e['op']}", _text(names[e["op"]]), f"{e['old_mode']} &rarr; {e['new_mode']}"
-                       if e["old_mode"] != e["new_mode"] else _text(e["new_mode"]), _text(e["cause"]), _flag_names(e["flags"]),
+            events = [[f"{e['step']:,}", f"{e['op']}", text(names[e["op"]]), f"{e['old_mode']} &rarr; {e['new_mode']}"
+                       if e["old_mode"] != e["new_mode"] else text(e["new_mode"]), text(e["cause"]), _flag_names(e["flags"]),
                        f"{e['risk']}"] for e in host["events"][:SHOWN_EVENTS]]
             rest = len(host["events"]) - len(events)
-            parts.append(f"<details><summary>{_text(entry['name'])}: {_count(len(host['events']), 'event')}</summary>" +
-                         _table(["#step", "#op", "~operator", "mode", "cause", "~flags", "#risk"], events) +
+            parts.append(f"<details><summary>{text(entry['name'])}: {count(len(host['events']), 'event')}</summary>" +
+                         table(["#step", "#op", "~operator", "mode", "cause", "~flags", "#risk"], events) +
                          (f'<p class="note">{rest:,} more in summary.json.</p>' if rest else "") + "</details>")
     if not rows:
         return ""
     return ("<section><h2>Host</h2>" +
-            _table(["trace", "path", "#events", "#lost", "#event queue", "#op queue", "#hint changes", "#STABLE at end", "#SAFE at end",
+            table(["trace", "path", "#events", "#lost", "#event queue", "#op queue", "#hint changes", "#STABLE at end", "#SAFE at end",
                     "#last clean step", "~learning-rate changes at step"], rows) +
             '<p class="note">What the driver beside the device read through its registers. <i>event queue</i>, <i>op queue</i>: '
             "largest levels. A hint is a factor on the training loop's own settings; the trace was recorded without a loop that "
@@ -562,19 +511,20 @@ def _host(entries: list[tuple[dict, Trace]]) -> str:
 
 def _trace_section(index: int, entry: dict, trace: Trace) -> str:
     facts = [f"{entry['steps']:,} steps", f"{entry['probes']:,} operators",
-             f"{_bytes(entry['raw_bytes'])} of raw elements" if entry["raw_bytes"] else "statistics only"]
-    facts += [_text(value) for value in (trace.model, trace.framework) if value]
+             f"{size(entry['raw_bytes'])} of raw elements" if entry["raw_bytes"] else "statistics only"]
+    facts += [text(value) for value in (trace.model, trace.framework) if value]
     if trace.seed:
-        facts.append(f"seed {_text(trace.seed)}")
-    title = f'<h2>{_text(entry["name"])} {_label(entry["label"])}</h2><p class="sub">{" &middot; ".join(facts)}</p>'
+        facts.append(f"seed {text(trace.seed)}")
+    title = f'<h2>{text(entry["name"])} {label(entry["label"])}</h2><p class="sub">{" &middot; ".join(facts)}</p>'
     manifest = json.dumps(trace.manifest, indent=2, sort_keys=True) if trace.manifest else ""
-    foot = f"<details><summary>Manifest</summary><pre>{_text(manifest)}</pre></details>" if manifest else ""
+    foot = f"<details><summary>Manifest</summary><pre>{text(manifest)}</pre></details>" if manifest else ""
     path = _source_path(entry)
     if path is None:
         return f'<section class="trace">{title}<p class="note">No path was run: there are no records to draw.</p>{foot}</section>'
     first = entry["first_incident"]
-    shown = f" Shown first: {_text(first['probe'])}, the operator of the first incident." if first else ""
-    options = "".join(f'<option value="{op}">{op}: {_text(probe.name)}</option>' for op, probe in enumerate(trace.probes))
+    shown = f" Shown first: {text(first['probe'])}, the operator of the first incident." if first else ""
+    wide = " An operator that was computed in STABLE or SAFE writes BF16 there, and may pass that limit." if entry["compute"] else ""
+    options = "".join(f'<option value="{op}">{op}: {text(probe.name)}</option>' for op, probe in enumerate(trace.probes))
     return (f'<section class="trace" data-trace="{index}">{title}'
             "<h3>Where trouble starts</h3>"
             '<p class="note">Headroom of every operator at every step: how many doublings the largest magnitude is away from the '
@@ -582,9 +532,9 @@ def _trace_section(index: int, entry: dict, trace: Trace) -> str:
             '<div class="plot heat"></div>'
             f'<h3 class="operator"><label for="op-{index}">Operator</label> <select id="op-{index}">{options}</select></h3>'
             '<p class="note facts" aria-live="polite"></p><div class="plot detail"></div>'
-            f'<p class="note">Records of path {_text(path)}.{shown} z is that of the published engine, from the first sample that it '
+            f'<p class="note">Records of path {text(path)}.{shown} z is that of the published engine, from the first sample that it '
             "scores. The limit is the format's largest finite magnitude. The device keeps "
-            "the baseline of a gradient with the loss scale taken out; it is drawn with the scale put back.</p>"
+            f"the baseline of a gradient with the loss scale taken out; it is drawn with the scale put back.{wide}</p>"
             f"{foot}</section>")
 
 
@@ -597,10 +547,10 @@ def _registers(config: dict) -> str:
         bits = f"{value / 32:.2f}" if name.startswith("limit_") or name in (
             "forecast_headroom", "forecast_headroom_scaled", "critical_headroom", "jump_threshold", "jump_headroom",
             "jump_headroom_scaled", "desensitise_jump") else DASH
-        rows.append(("changed" if value != reset else "", [f"<code>{_text(name)}</code>", shown(value), bits,
+        rows.append(("changed" if value != reset else "", [f"<code>{text(name)}</code>", shown(value), bits,
                                                            shown(reset) if reset is not None else DASH]))
     half = -(-len(rows) // 2)
-    blocks = "".join(_table(["field", "#value", "#log2", "#reset"], rows[i:i + half]) for i in range(0, len(rows), half))
+    blocks = "".join(table(["field", "#value", "#log2", "#reset"], rows[i:i + half]) for i in range(0, len(rows), half))
     told = "all at their reset value" if not changed else f"{changed} changed from the reset value (bold)"
     documents = [("docs/metrics.md", "alarm, lead, reaction, overhead, energy"), ("docs/numerics.md", "flags, baseline, risk"),
                  ("docs/controller.md", "modes"), ("docs/registers.md", "meaning and range of every field"),
@@ -617,11 +567,17 @@ def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: 
         _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _synthesis(summary), "\n", _detection(summary), "\n",
         _engines(summary), "\n", _host(entries), "\n",
         "<noscript><p class=\"verdict idle\">The plots need JavaScript.</p></noscript>\n",
-        "\n".join(_trace_section(i, entry, trace) for i, (entry, trace) in enumerate(entries)), "\n",
+        "\n".join(_trace_section(i, entry, trace) + report_compute.section(i, entry, trace) for i, (entry, trace) in enumerate(entries)), "\n",
         _registers(summary["config"])])
     here = Path(__file__)
-    return page("opd replay: " + ", ".join(entry["name"] for entry, _ in entries), here.with_suffix(".css").read_text("ascii"), body,
-                json.dumps(payload, separators=(",", ":"), allow_nan=False), here.with_suffix(".js").read_text("ascii"))
+    style, script = here.with_suffix(".css").read_text("ascii"), here.with_suffix(".js").read_text("ascii")
+    if any(entry["compute"] for entry, _ in entries):
+        style += report_compute.STYLE.read_text("ascii")
+    if computed := report_compute.payload(entries):
+        body += computed
+        script += report_compute.SCRIPT.read_text("ascii")
+    return page("opd replay: " + ", ".join(entry["name"] for entry, _ in entries), style, body,
+                json.dumps(payload, separators=(",", ":"), allow_nan=False), script)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

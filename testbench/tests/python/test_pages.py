@@ -12,7 +12,7 @@ import pytest
 from opd.evaluate.command import hold
 from opd.evaluate.detector import Detector
 from opd.trace import Probe, Trace
-from test_report import Replay
+from test_report import COMPUTED_STEPS, Replay, make_compute
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 if CHROMIUM is None:
@@ -137,7 +137,10 @@ def evaluation_page(folder):
 
 
 def report_page(folder):
-    Replay(folder).write()
+    """report.html of a replay that computed operators."""
+    replay = Replay(folder)
+    replay.entry["compute"] = make_compute()
+    replay.write()
     return folder / "report.html"
 
 
@@ -254,6 +257,60 @@ def test_a_script_that_wants_out_stays_inside(visit, trap):
         visit.page.wait_for_timeout(250)
         assert set(trap.caught) <= {SILENT}, attempt
         assert visit.windows == [] and visit.page.url.split("#")[0] == before, attempt
+
+
+DRAWN = """() => {
+  const plot = document.querySelector(".computed"), of = (axis, name) => plot.data.find(t => t.name === name && t.yaxis === axis);
+  return {choices: [...document.querySelectorAll("[id^=compute-op-] option")].map(o => o.value),
+          chosen: document.querySelector("[id^=compute-op-]").value, above: document.querySelector("[id^=op-]").value,
+          answer: document.querySelector(".answer").textContent, facts: document.querySelector(".facts").textContent,
+          panels: Object.keys(plot.layout).filter(key => key.startsWith("yaxis")).length,
+          bands: plot.layout.shapes.filter(shape => shape.type === "rect").length,
+          steps: of("y", "FAST").x, outcome: ["FAST", "STABLE", "SAFE"].map(mode => of("y", mode).marker.symbol),
+          ran: plot.data.find(t => t.yaxis === "y" && t.marker.symbol === "circle-open").y, largest: of("y2", "FAST").y,
+          points: [...plot.querySelectorAll("path.point")].map(path => path.getAttribute("transform"))};
+}"""
+
+
+def test_the_operator_that_is_chosen_is_drawn_as_computed(browser, trap, tmp_path):
+    """Each choice changes the picture; the choice above follows and leads; an operator that was not computed changes nothing."""
+    trap.caught.clear()
+    context = open_context(browser, trap)
+    visit = Visit(context, report_page(tmp_path))
+    page, compute = visit.page, make_compute()
+    first = page.evaluate(DRAWN)
+    assert (first["chosen"], first["above"], first["choices"]) == ("0", "0", ["0", "1", "3"])  # the operator of the first incident
+    seen = {}
+    for op in ("1", "3", "0"):
+        page.select_option("#compute-op-0", op)
+        page.wait_for_timeout(200)
+        drawn = seen[op] = page.evaluate(DRAWN)
+        operator = compute["operators"][int(op)]
+        assert drawn["chosen"] == drawn["above"] == op and drawn["answer"].startswith(f"{operator['kernel']}, {operator['format']}")
+        modes = ["FAST", "STABLE", "SAFE"]
+        assert drawn["outcome"] == [["x" if step["modes"][mode]["overflow"] else "circle" for step in operator["steps"]] for mode in modes]
+        assert drawn["steps"] == COMPUTED_STEPS and drawn["ran"] == [modes.index(step["mode"]) for step in operator["steps"]]
+        expected = [step["modes"]["FAST"]["largest"] or None for step in operator["steps"]]
+        expected.insert(1, None)  # step 20 begins another window
+        assert [log2 and 2 ** log2 for log2 in drawn["largest"]] == [value and pytest.approx(value, 1e-6) for value in expected]
+        assert drawn["bands"] == {"0": 2, "1": 2, "3": 0}[op] and drawn["panels"] == (5 if op == "1" else 4)  # with accumulators
+    assert seen["0"] == first and len({tuple(drawn["points"]) for drawn in seen.values()}) == len({drawn["facts"] for drawn in seen.values()}) == 3
+
+    def chosen():
+        drawn = page.evaluate(DRAWN)
+        return drawn["above"], drawn["chosen"]
+
+    page.select_option("#op-0", "3")
+    assert chosen() == ("3", "3")
+    page.select_option("#op-0", "2")
+    assert chosen() == ("2", "3")
+    page.evaluate("document.querySelector('.heat').emit('plotly_click', {points: [{y: 1}]})")
+    assert chosen() == ("1", "1")
+    page.set_viewport_size({"width": 420, "height": 900})
+    page.wait_for_timeout(400)
+    assert page.evaluate("document.documentElement.scrollWidth") == 420
+    assert visit.console == [] and visit.outside() == [] and trap.caught == []
+    context.close()
 
 
 def test_the_trap_catches(browser, trap):

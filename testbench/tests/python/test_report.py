@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
+import opd.report
 import pytest
 
 from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode
@@ -101,6 +103,72 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
                           "assumptions": {"launch_and_synchronise_us": 6.7, "host_decision_us": 0.1, "register_write_us": 1.0,
                                           "bandwidth_bytes_per_us": 4.8e6, "bytes_per_operator": 64.0}},
              "energy": {"basis": "modelled", "nanojoule_per_operator": 2.0}}],
+    }
+
+
+COMPUTED_STEPS = STEPS[2:]  # 13, 20, 21, 22
+CYCLES = {"FAST": 80, "STABLE": 81, "SAFE": 906}
+ERRORS = ("largest_relative", "mean_relative", "largest_ulps", "mean_ulps")
+
+
+def computed_operator(op: int, probe: str, kernel: str, own_format: str, ran: str = "", overflow: dict | None = None, inside: bool = False,
+                      lead_steps: int | None = None, issued: dict | None = None, **others) -> dict:
+    """An operator of `compute`. ran: the modes of its steps, one letter each, A for SAFE. overflow: indices of steps for each mode; inside:
+    in the accumulators alone. issued: executions and first step for each mode."""
+    names, overflow = {"F": "FAST", "S": "STABLE", "A": "SAFE"}, overflow or {}
+    issued = issued or {"FAST": [len(STEPS), STEPS[0]]}
+    rng = np.random.default_rng(op)
+    steps = []
+    for s, (step, letter) in enumerate(zip(COMPUTED_STEPS, ran)):
+        modes = {}
+        for mode in CYCLES:
+            over = s in overflow.get(mode, ())
+            gone = over and not inside  # no finite element is left
+            modes[mode] = {"overflow": over, "nonfinite": 7 if gone else 0, "accumulator_nonfinite": 3 if over and inside else 0,
+                           "largest": 0.0 if gone else float(rng.uniform(1, 60000)),
+                           "accumulator_largest": float(rng.uniform(1, 1e6)) if inside else None, "elements": 0 if gone else 32,
+                           **{key: None if gone else float(rng.uniform(1e-4, 1e-3)) for key in ERRORS}}
+        steps.append({"step": step, "mode": names[letter], "format": own_format, "accumulator": "FP32", "compensated": False,
+                      "compressed": False, "saturating": False, "operands_finite": True, "overflow": modes[names[letter]]["overflow"],
+                      "modes": modes, "framework": None})
+    figures = dict(zip(ERRORS, (0.000446968, 1e-4, 0.75, 0.25) if steps else (None,) * 4))
+    modes = {mode: {"issued": issued.get(mode, [0, None])[0], "first_issue_step": issued.get(mode, [0, None])[1],
+                    "overflows": len(overflow.get(mode, ())),
+                    "first_overflow_step": COMPUTED_STEPS[overflow[mode][0]] if mode in overflow else None, "elements": 32, **figures,
+                    "cost": {"passes": 2, "beats": 80, "cycles": cycles, "bytes_read": 3072, "bytes_written": 1024}}
+             for mode, cycles in CYCLES.items()}
+    return {"op": op, "probe": probe, "accumulator_op": None, "kernel": kernel, "format": own_format, "batch": 1, "rows": 4, "columns": 8,
+            "depth": 0, "attribute": None, "operands": [], "overflows": sum(step["overflow"] for step in steps), "lead_steps": lead_steps,
+            "modes": modes, "framework": None, "steps": steps, **others}
+
+
+def difference(different: int, cause: str | None, wide: int | None, ulps: dict) -> dict:
+    return {"elements": 3072, "different": different, "different_wide": wide, "cause": cause,
+            "ulps": dict.fromkeys(("0", "1", "2", "3-4", "5-8", "more", "nonfinite"), 0) | ulps}
+
+
+def make_compute() -> dict:
+    """Scores that overflow at three steps and are downshifted at the second, squares that overflow in their accumulators, an operator of
+    which only the shape is known, and a norm that never overflows."""
+    def policy(name, cycles, added, lost, claimed=None):
+        return {"policy": name, "cycles": cycles, "added_percent": added, "throughput_lost_percent": lost, "claimed_lost_percent": claimed}
+
+    return {
+        "executions": 12, "executions_compared": 12, "elements_compared": 13824, "force_mode": None, "accumulator": "per-operator",
+        "saturate": False, "fp64_lanes": 8, "matrix_rows": 16,
+        "operators": [
+            computed_operator(0, "attn.qk", "matmul", "FP16", "FFSA", {"FAST": [1, 2, 3], "STABLE": [3]}, lead_steps=0, batch=2, depth=24,
+                              attribute=0.5, issued={"FAST": [4, 10], "STABLE": [1, 21], "SAFE": [1, 22]},
+                              framework=difference(1, "order of summation", 1, {"0": 3071, "1": 1})),
+            computed_operator(1, NASTY, "sum_of_squares", "E4M3", "SSSS", {"FAST": [0]}, inside=True, lead_steps=2, accumulator_op=4,
+                              issued={"FAST": [1, 10], "STABLE": [5, 11]},
+                              framework=difference(807, "accumulator width", 5, {"0": 2265, "1": 746, "3-4": 61})),
+            computed_operator(2, "grad.qkv", "linear", "BF16", depth=7),
+            computed_operator(3, "norm", "rms_norm", "FP32", "FFFF", framework=difference(0, None, None, {"0": 3072})),
+        ],
+        "cost": {"operators": 4, "executions": 24, "culprit": NASTY, "policies": [
+            policy("as issued", 19422, 14.62, 12.76), policy("all FAST", 16944, 0.0, 0.0),
+            policy("SAFE for the culprit", 36768, 117.0, 53.92, "5 to <8>"), policy("all SAFE", 106968, 531.3, 84.16, "over 40")]},
     }
 
 
@@ -446,6 +514,149 @@ def test_command_line(replay, capsys):
     assert main([str(replay.out), replay.file]) == 0
     assert capsys.readouterr().out == f"{replay.out / 'report.html'}\n"
     assert (replay.out / "report.html").stat().st_size > 1_000_000
+
+
+# --- what the vector unit computed ------------------------------------------------------------------------------------------
+
+def computed_data(page: Page) -> dict:
+    return json.loads(next(text for attributes, text in page.scripts if attributes.get("id") == "computed"))
+
+
+def sentences(page: str) -> str:
+    """Visible text without the spaces that tags leave before punctuation."""
+    return re.sub(r"\s+([.,:;)])", r"\1", Page(page).words)
+
+
+def test_a_replay_that_computed_nothing_has_the_page_it_always_had(replay):
+    page = replay.write()
+    style, script = (Path(opd.report.__file__).with_suffix(kind).read_text() for kind in (".css", ".js"))
+    assert f"<style>\n{style}</style>" in page and Page(page).scripts[-1][1] == script
+    assert "data-compute" not in page and 'id="computed"' not in page and "overflows" not in page.split("<script")[0]
+    del replay.entry["compute"]  # a summary of before
+    assert replay.write() == page
+
+
+def test_answers_are_told_worst_first(replay):
+    replay.entry["compute"] = make_compute()
+    words = sentences(replay.write())
+    assert "Of 3 computed operators, those that overflow: 2 in FAST, 1 in STABLE, none in SAFE." in words
+    assert "3 of 4 overflows of FAST did not happen in the mode that ran. As issued, 1 execution overflowed." in words
+    scores = ("attn.qk (matmul, FP16): FAST overflows at steps 20..22; STABLE overflows at step 22; SAFE does not. The downshift came 1 step "
+              "after the first, at step 21, so 2 of 3 overflows were avoided.")
+    squares = (f"{NASTY} (sum_of_squares, E4M3): FAST overflows at step 13 in its accumulators alone; STABLE and SAFE do not. Out of FAST "
+               "since step 11, 2 steps earlier, and issued in STABLE, so the overflow was avoided.")
+    assert words.index(scores) < words.index(squares)
+    assert "norm (rms_norm" not in words and "12 of them (13,824 elements) compared bit for bit" in words
+
+
+@pytest.mark.parametrize("operator, told", [
+    (dict(ran="FFFF", overflow={"FAST": [1, 3]}, lead_steps=0),
+     "FAST overflows at steps 20, 22; STABLE and SAFE do not. Issued in FAST to the end, so none of 2 overflows was avoided."),
+    (dict(ran="FFFS", overflow={"FAST": [0]}, lead_steps=0, issued={"FAST": [5, 10], "STABLE": [1, 22]}),
+     "The downshift came 9 steps after the first, at step 22, so the overflow happened."),
+    (dict(ran="FFSS", overflow={"FAST": [1, 2]}, lead_steps=0, issued={"FAST": [3, 11], "STABLE": [3, 10]}),
+     "The downshift came 1 step after the first, at step 21 at the latest, so 1 of 2 overflows was avoided."),
+    (dict(ran="AAAA", overflow={"FAST": [0, 1, 2, 3]}, lead_steps=3, issued={"SAFE": [6, 10]}),
+     "FAST overflows at steps 13..22; STABLE and SAFE do not. Out of FAST since step 10, 3 steps earlier, and issued in SAFE, so all 4 "
+     "overflows were avoided."),
+    (dict(ran="SSSS", overflow={"STABLE": [2]}, issued={"STABLE": [6, 10]}),
+     "STABLE overflows at step 21; FAST and SAFE do not. It overflowed at 1 step as issued."),
+])
+def test_when_the_downshift_came(replay, operator, told):
+    compute = replay.entry["compute"] = make_compute()
+    compute["operators"][0] = computed_operator(0, "attn.qk", "matmul", "FP16", depth=24, **operator)
+    page = replay.write()
+    assert told in sentences(page)
+    drawn = next(drawn for drawn in computed_data(Page(page))["traces"]["0"]["operators"] if drawn["op"] == 0)
+    assert told in drawn["answer"]  # beside the picture, too
+
+
+def test_no_overflow_and_forced_modes_are_told(replay):
+    compute = make_compute()
+    replay.entry["compute"] = {**compute, "force_mode": "SAFE", "saturate": True, "accumulator": "wide"}
+    words = sentences(replay.write())
+    assert "forced to SAFE \xb7" in words and "saturating casts" in words and "accumulators of FAST all in FP32" in words
+    assert "SAFE does not. Forced to SAFE, 2 of 3 overflows were avoided." in words
+    assert "24 executions of 4 operators over 6 steps, forced to SAFE" in words
+    replay.entry["compute"] = {**compute, "operators": compute["operators"][2:]}
+    assert "No mode overflows in any of 1 computed operator." in sentences(replay.write())
+    replay.entry["compute"] = {**compute, "operators": compute["operators"][2:3]}
+    page = replay.write()
+    assert "Nothing was computed: only shapes of operators are in the trace." in sentences(page)
+    assert len(Page(page).scripts) == 4 and "compute-op-0" not in page  # nothing to draw
+
+
+def test_computed_tables_say_what_the_summary_says(replay):
+    replay.entry["compute"] = make_compute()
+    page = replay.write()
+    heading, dash = "small: computed in three modes", "\N{EN DASH}"
+    costs = rows_of(page, heading)
+    assert [row[0] for row in costs] == ["as issued", "all FAST", f"SAFE for {NASTY} alone", "all SAFE"]
+    assert costs[0][2:] == ["19,422", "+14.6 %", "12.8 %", dash] and costs[1][2:] == ["16,944", dash, dash, dash]
+    assert costs[2][2:] == ["36,768", "+117.0 %", "53.9 %", "5 to <8> %"] and costs[3][-1] == "over 40 %"
+    bars = [float(width) for width in re.findall('class="added" width="([0-9.]+)"', page)]
+    np.testing.assert_allclose(bars, [1000 * cycles / 106968 for cycles in (19422, 16944, 36768, 106968)], atol=0.06)
+    words = Page(page).words
+    assert "in the modes that the controller chose: 19,422 clocks of the vector unit, 14.6 % more than all in FAST" in words
+    rows = rows_of(page.split(f"<h2>{heading}</h2>")[1].replace("<h3>Operators</h3>", "<h2>Operators</h2>"), "Operators")
+    assert [row[0] for row in rows] == ["attn.qk", "matmul, FP16", "2 \xd7 4 \xd7 8, depth 24, factor 0.5", NASTY, "sum_of_squares, E4M3",
+                                        "4 \xd7 8", "norm", "rms_norm, FP32", "4 \xd7 8"]
+    assert rows[0][1:] == ["FAST", "4", "3", "20", "4.47e-4", "0.750", "80", "3.07 kB", "1.02 kB", "1 of 3,072 differ"]
+    assert rows[1][1:5] == ["STABLE", "1", "1", "22"] and rows[2][1:5] == ["SAFE", "1", "0", dash]
+    assert [row[-1] for row in rows[1:8]] == ["order of summation", "up to 1 ulp", "807 of 3,072 differ", "accumulator width; 5 with FP32",
+                                              "up to 4 ulp", "equal", "3,072 elements"]
+    assert "1 more operator, of which only the shape is known" in words and "linear, BF16" in words
+
+
+def test_computed_pictures_hold_the_numbers_of_the_summary(replay):
+    compute = replay.entry["compute"] = make_compute()
+    compute["operators"][3]["steps"][0]["modes"]["FAST"]["largest_relative"] = 0.0
+    data = computed_data(Page(replay.write()))
+    assert data["modes"] == [mode.name for mode in Mode] and list(data["traces"]) == ["0"] and data["traces"]["0"]["default_op"] == 0
+    drawn = {operator["op"]: operator for operator in data["traces"]["0"]["operators"]}
+    assert list(drawn) == [0, 1, 3]  # worst first, and none without steps
+    for op, operator in drawn.items():
+        steps = compute["operators"][op]["steps"]
+        assert operator["step"] == [step["step"] for step in steps]
+        assert [data["modes"][mode] for mode in decode(operator["mode"], "u1", 4)] == [step["mode"] for step in steps]
+        for name, key in (("largest", "largest"), ("accumulator", "accumulator_largest"), ("relative", "largest_relative"),
+                          ("ulps", "largest_ulps")):
+            expected = np.array([[step["modes"][mode][key] for step in steps] for mode in data["modes"]], np.float64).astype(np.float32)
+            if np.isnan(expected).all():
+                assert operator[name] is None
+            else:
+                np.testing.assert_array_equal(decode(operator[name], "<f4", 3, 4), expected)
+    assert drawn[0]["bad"] == [[0, 1, 7, 0, 1], [0, 2, 7, 0, 1], [0, 3, 7, 0, 1], [1, 3, 7, 0, 1]] and drawn[1]["bad"] == [[0, 0, 0, 3, 1]]
+    assert (drawn[0]["limit"], drawn[0]["accumulator_limit"], drawn[1]["accumulator_limit"]) == (65504.0, None, 448.0)
+    assert drawn[0]["cost"] == ("Issued 4 in FAST at 80 clocks, 1 in STABLE at 81 clocks, 1 in SAFE at 906 clocks: 1,307 clocks, "
+                                "172 % more than all in FAST.")
+    assert drawn[3]["cost"] == "Issued 6 in FAST at 80 clocks: 480 clocks, as all in FAST."
+    compute["accumulator"] = "narrow"
+    assert computed_data(Page(replay.write()))["traces"]["0"]["operators"][0]["accumulator_limit"] == 65504.0
+
+
+def test_names_of_computed_operators_are_escaped(replay):
+    compute = replay.entry["compute"] = make_compute()
+    compute["operators"][0].update(kernel="<u>matmul", framework=difference(3, "<u>cause", None, {"0": 3069, "1": 3}))
+    compute["accumulator"] = "<u>wide"
+    html = replay.write()
+    page = Page(html)
+    assert "<u>" not in html and "<b>&\"out" not in html and "5 to <8>" not in html
+    assert [tag for tag, _ in page.tags].count("script") == len(page.scripts) == 5
+    for told in ("<u>matmul, FP16", "<u>cause", "<u>wide", f"SAFE for {NASTY} alone", f"1: {NASTY}"):
+        assert told in page.words, told
+    assert not [tag for tag, attributes in page.tags if attributes.keys() & {"src", "href", "style", "onclick"}]
+
+
+def test_many_computed_operators_stay_small(replay):
+    before = len(replay.write())
+    compute = replay.entry["compute"] = make_compute()
+    squares = compute["operators"][1]
+    steps = [{**squares["steps"][s % 4], "step": s} for s in range(50)]
+    compute["operators"] = [{**squares, "op": op, "probe": f"block.{op}.attn.squares", "accumulator_op": None, "steps": steps} for op in range(200)]
+    page = replay.write()
+    assert len(page) - before < 1_500_000
+    assert "188 more operators that overflow" in Page(page).words and "188 more operators</summary>" in page
 
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
