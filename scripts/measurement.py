@@ -41,6 +41,18 @@ def save(name: str, commands: list[str], figures: dict, folder: Path = FOLDER) -
     return file
 
 
+def computed(trace: dict) -> dict:
+    """Of a trace of summary.json, replayed with --compute, what the pages tell."""
+    operators = [{"probe": o["probe"], "kernel": o["kernel"], "format": o["format"], "steps": len(o["steps"]),
+                  "overflows": {mode: figures["overflows"] for mode, figures in o["modes"].items()}, "overflows_as_issued": o["overflows"],
+                  "first_overflow_step": o["modes"]["FAST"]["first_overflow_step"], "lead_steps": o["lead_steps"],
+                  "different": o["framework"]["different"], "different_wide": o["framework"]["different_wide"],
+                  "elements": o["framework"]["elements"]} for o in trace["compute"]["operators"] if o["steps"]]
+    return {"name": trace["name"], "operators": operators, "cost": trace["compute"]["cost"],
+            "executions_compared": trace["compute"]["executions_compared"], "elements_compared": trace["compute"]["elements_compared"],
+            "mismatches": trace["mismatches"]}
+
+
 def machine() -> str:
     """Processor, cores and the widest vector instructions."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")

@@ -1,8 +1,9 @@
 """Largest errors of the vector unit's kernels, judged by NumPy in binary64, beside PyTorch's kernels on the same operands.
 
-The operands are FP16, drawn with a fixed seed in strata of magnitude (`operands_of`). An error is |result - exact| over the
-largest |exact| of the row (of the element, where a kernel is element-wise); a result that is not finite where the exact one is
-below the output format's limit is counted as overflowed and has no error.
+The operands are FP16 or FP32, drawn with a fixed seed in strata of magnitude (`operands_of`). An error is |result - exact| over |exact|
+where the kernel is element-wise or sums squares, over the largest |exact| of the row of a row or matrix kernel, over the sum
+(mean) of the magnitudes of a sum (mean); below 2^-14, the smallest normal FP16 number, nothing is judged. A result that is not
+finite where the exact one is within the output format is counted as overflowed and has no error.
 """
 from __future__ import annotations
 
@@ -11,11 +12,18 @@ from collections.abc import Callable
 
 import numpy as np
 
+import environment  # noqa: F401  finds the package opd
 from opd import compute
 
 ROWS, COLUMNS, DEPTH = 64, 384, 96
 SETS = 12  # random sets per kernel
-MODES = ("FAST", "STABLE", "SAFE")
+SMALLEST = 2.0 ** -14
+MODES = {"FAST": ("FAST", "PER_OPERATOR"), "FAST, FP32 accumulators": ("FAST", "WIDE"), "STABLE": ("STABLE", "PER_OPERATOR"),
+         "SAFE": ("SAFE", "PER_OPERATOR")}  # column: mode and accumulators
+TORCH = {"PyTorch FP16": "float16", "PyTorch FP32": "float32"}
+# Format of operator and operands: the columns that say something of it, and exponents of the operands' levels.
+FORMATS = {"FP16": ((*MODES, *TORCH), (0, -12, -6, 3, 7, 12)),
+           "FP32": (("FAST", "SAFE", "PyTorch FP32"), (0, -12, -6, 10, 40, 70))}
 LIMITS = {"FP16": 65504.0, "BF16": 3.3895e38, "FP32": 3.4028e38}
 
 
@@ -65,10 +73,11 @@ def torch_kernels() -> dict[str, Callable]:
         "matmul": lambda a, b: a @ b.T, "linear": lambda x, weight, bias: functional.linear(x, weight, bias[0])}
 
 
-def operands_of(kernel: str, number: int) -> dict[str, np.ndarray]:
-    """Random set `number`: FP16 operands whose exact result exists (no division by zero, no root of a negative number)."""
+def operands_of(kernel: str, format: str, number: int) -> dict[str, np.ndarray]:
+    """Random set `number`: operands whose exact result exists (no division by zero, no root of a negative number)."""
     random = np.random.default_rng([number, *kernel.encode()])
-    level = 2.0 ** np.array([0, -12, -6, 3, 7, 12])[number % 6]
+    dtype = np.float16 if format == "FP16" else np.float32
+    level = 2.0 ** FORMATS[format][1][number % 6]
 
     def draw(rows: int, columns: int, scale: float) -> np.ndarray:
         x = random.standard_normal((rows, columns)) * scale
@@ -77,8 +86,8 @@ def operands_of(kernel: str, number: int) -> dict[str, np.ndarray]:
         if number % 4 == 2:  # a mean far from 0: differences cancel
             x += 8 * scale
         if number % 4 == 3:  # pairs that cancel but for their last places
-            x[:, 1::2] = -x[:, :columns - columns % 2:2] * (1 + 2.0 ** -9 * random.integers(-2, 3, x[:, 1::2].shape))
-        return np.clip(x, -65504, 65504).astype(np.float16)
+            x[:, 1::2] = -x[:, :columns - columns % 2:2] * (1 + 2.0 ** (-9 if format == "FP16" else -22) * random.integers(-2, 3, x[:, 1::2].shape))
+        return np.clip(x, -LIMITS[format], LIMITS[format]).astype(dtype)
 
     names = EXACT[kernel].__code__.co_varnames[:EXACT[kernel].__code__.co_argcount] if kernel != "exp" else ("x",)
     if kernel in ("matmul", "linear"):
@@ -86,7 +95,7 @@ def operands_of(kernel: str, number: int) -> dict[str, np.ndarray]:
         return found | ({"bias": draw(1, COLUMNS, 1.0)} if kernel == "linear" else {})
     found = {name: draw(1 if name in ("gain", "bias") else ROWS, COLUMNS, 1.0 if name in ("gain", "bias") else level) for name in names}
     if kernel in ("rsqrt", "reciprocal"):
-        found["x"] = np.maximum(np.abs(found["x"]), np.float16(6e-5))
+        found["x"] = np.maximum(np.abs(found["x"]), dtype(2.0 ** -14))
     if kernel == "exp":
         found["x"] = np.clip(found["x"], -80, 80)
     return found
@@ -98,38 +107,49 @@ class Worst:
     def __init__(self):
         self.error, self.overflowed, self.elements = 0.0, 0, 0
 
-    def judge(self, kernel: str, result: np.ndarray, exact: np.ndarray, limit: float) -> None:
+    def judge(self, result: np.ndarray, exact: np.ndarray, size: np.ndarray, limit: float) -> None:
+        """size: what an error is relative to, of the shape of `exact` or of its rows."""
         result = result.astype(np.float64).reshape(exact.shape)
-        possible = np.abs(exact) <= limit
-        finite = np.isfinite(result)
+        possible, finite = np.abs(exact) <= limit, np.isfinite(result)
         self.elements += int(possible.sum())
         self.overflowed += int((possible & ~finite).sum())
-        rows = kernel in ("softmax", "layer_norm", "rms_norm", "matmul", "linear")
-        size = np.abs(exact).max(axis=1, keepdims=True) if rows else np.abs(exact)
-        judged = possible & finite & (size > 0)
+        size = np.broadcast_to(size, exact.shape)
+        judged = possible & finite & (size >= SMALLEST)
         if judged.any():
-            self.error = max(self.error, float((np.abs(result - exact) / np.where(size > 0, size, 1))[judged].max()))
+            self.error = max(self.error, float((np.abs(result - exact)[judged] / size[judged]).max()))
 
     def figures(self) -> dict:
         return {"largest_error": self.error, "overflowed": self.overflowed, "elements": self.elements}
 
 
-def measure() -> dict:
-    """{kernel: {column: figures}} with the columns FAST, STABLE, SAFE, torch FP16, torch FP32."""
+def size_of(kernel: str, operands: dict[str, np.ndarray], exact: np.ndarray) -> np.ndarray:
+    """What an error of the kernel is relative to."""
+    if kernel in ("sum", "mean"):
+        return EXACT[kernel](np.abs(operands["x"].astype(np.float64)))
+    if kernel in ("softmax", "layer_norm", "rms_norm", "matmul", "linear"):
+        return np.abs(exact).max(axis=1, keepdims=True)
+    return np.abs(exact)
+
+
+def measure(format: str) -> dict:
+    """{kernel: {column: figures}} of operators in the format, over the columns of FORMATS."""
     import torch
 
-    kernels, found = torch_kernels(), {}
+    kernels, found, columns = torch_kernels(), {}, FORMATS[format][0]
     for kernel, exact_of in EXACT.items():
-        worst = {column: Worst() for column in (*MODES, "torch FP16", "torch FP32")}
+        worst = {column: Worst() for column in columns}
         for number in range(SETS):
-            operands = operands_of(kernel, number)
+            operands = operands_of(kernel, format, number)
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 exact = exact_of(*(value.astype(np.float64) for value in operands.values()))
-            for mode in MODES:
-                result = compute.compute(kernel, mode, operands, format="FP16")
-                worst[mode].judge(kernel, compute.to_float64(result), exact, LIMITS["FP16" if mode == "FAST" else "BF16"])
-            for column, dtype in (("torch FP16", torch.float16), ("torch FP32", torch.float32)):
-                result = kernels[kernel](*(torch.from_numpy(value).to(dtype) for value in operands.values()))
-                worst[column].judge(kernel, result.double().numpy(), exact, LIMITS[column[-4:]])
+            size = size_of(kernel, operands, exact)
+            for column in columns:
+                if column in MODES:
+                    mode, accumulator = MODES[column]
+                    result = compute.compute(kernel, mode, operands, accumulator=accumulator)
+                    worst[column].judge(result.output, exact, size, LIMITS[result.status["format"]])
+                else:
+                    tensors = (torch.from_numpy(value).to(getattr(torch, TORCH[column])) for value in operands.values())
+                    worst[column].judge(kernels[kernel](*tensors).double().numpy(), exact, size, LIMITS[column[-4:]])
         found[kernel] = {column: w.figures() for column, w in worst.items()}
     return found

@@ -329,10 +329,12 @@ void bench_models(Table& table, const BenchOptions& options) {
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
-  const std::filesystem::path folder = std::filesystem::absolute(options.json).parent_path();
-  if (!options.json.empty() && access(folder.c_str(), W_OK | X_OK) != 0) {  // before the work
-    throw std::runtime_error(
-        fmt::format("--json {}: cannot be written; choose another file", options.json.string()));
+  if (!options.json.empty()) {  // before the work
+    const std::filesystem::path folder = std::filesystem::absolute(options.json).parent_path();
+    if (access(folder.c_str(), W_OK | X_OK) != 0) {
+      throw std::runtime_error(
+          fmt::format("--json {}: cannot be written; choose another file", options.json.string()));
+    }
   }
   say("opd bench: best of five for memory passes, {} s for the Verilated device; one thread\n",
       options.seconds);

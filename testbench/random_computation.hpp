@@ -162,7 +162,7 @@ class RandomComputation {
       case Stratum::kBits:
         break;
     }
-    return random & (sign_bit << 1) - 1;
+    return random & ((sign_bit << 1) - 1);
   }
 
   std::mt19937_64 rng_;

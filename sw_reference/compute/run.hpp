@@ -5,7 +5,8 @@
 #include "job.hpp"
 #include "opd/reference/compute/operators.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 #if defined(OPD_LANES_AVX2)
 using Vector = F8;
@@ -276,4 +277,5 @@ inline void run(Job& job) {
   kRun[static_cast<std::size_t>(job.computation.kernel)](job);
 }
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

@@ -1,13 +1,15 @@
-"""opd.capture, operands: which operator made a probe and what it computed from, in which steps they are kept, what is said when not."""
+"""opd.capture, operands: which operator made a probe, what it computed from, in which steps that is kept; what is said when not."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +22,10 @@ PACKAGES = ROOT / "sw_reference" / "python"
 
 from opd.capture import Capture, CaptureError, cli, read_journal, recover  # noqa: E402
 from opd.capture import operands as operands_module  # noqa: E402
-from opd.capture.journal import OPERANDS, read_records  # noqa: E402
+from opd.capture.journal import CRC, HEAD, MAGIC, OPERANDS, read_records  # noqa: E402
 from opd.compute import compute  # noqa: E402
 from opd.evaluate.reference import ReferenceMissing, module  # noqa: E402
-from opd.trace import FORMATS, Trace  # noqa: E402
+from opd.trace import Trace  # noqa: E402
 from test_capture import Gpt  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -430,7 +432,7 @@ def test_the_run_is_the_same_with_it(file):
         torch.manual_seed(0)
         model = Gpt()
         trace = train(model, file, lambda: torch.randint(19, (2, 6)), autocast=torch.float16, **options)
-        return [*trace.loss.tolist(), *(float(parameter.sum()) for parameter in model.parameters())]
+        return [*trace.loss.tolist(), *(float(parameter.detach().sum()) for parameter in model.parameters())]
     plain = losses(operands=(), operand_steps=None)
     assert losses() == plain and losses(probes="all", operand_steps=None, sideband="full") == plain
 
@@ -445,6 +447,33 @@ def test_the_ring_has_a_bound(file, monkeypatch, caplog):
     monkeypatch.setattr(operands_module, "MEMORY", size - 1)
     trace = overflowing(file, 20, 12)
     assert trace.operand_step is None and trace.manifest["operands"]["missing"]["0"].startswith("operands of one step take more than")
+
+
+def test_nothing_waits_for_a_device(file):
+    """Until a step is written no value is read back because of operands; what reads one is seen by the dispatcher."""
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.reads, self.calls = [], 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls += 1
+            if func.overloadpacket.__name__ in ("_local_scalar_dense", "equal", "nonzero", "is_nonzero"):
+                self.reads.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def seen(fused: bool, **options) -> Watch:
+        model, watch = Gpt(fused=fused), Watch()
+        with Capture(model, file, probes="output,logits,softmax", **options) as c:
+            with watch:
+                model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+            if options:
+                assert sum(bool(observation.execution and observation.execution.tensors) for observation in c._observations) > 12
+            c.step()
+        return watch
+    for fused in (False, True):
+        plain, kept = seen(fused), seen(fused, operands="*")
+        assert kept.calls > plain.calls and kept.reads == plain.reads  # statistics read on the CPU
 
 
 # --- executions ------------------------------------------------------------------------------------------------------
@@ -647,7 +676,7 @@ def test_a_killed_run_keeps_chosen_steps_and_says_what_the_ring_lost(tmp_path):
         _, said = process.communicate()
     trace = Trace.read(tmp_path / "run.safetensors")
     assert trace.operand_step.tolist() == [1, 3, 4] and input_of(trace) == [1, 3, 4]
-    lost = "the run was killed before an incident: the operands of its last 2 steps were in its memory only"
+    lost = "the run had no incident and did not end by itself: the operands of its last 2 steps were in its memory only"
     assert trace.manifest["operands"]["lost"] == lost
     assert "operands of 1 operators in 3 steps 1..4" in said and lost in said
 
@@ -680,10 +709,6 @@ def test_every_prefix_of_a_journal_is_readable(tmp_path):
     (lambda item: item["operator"]["operands"]["x"].update(shape=[1, 1 << 20]), "has not the bytes of its operands"),
     (lambda item: item.update(output=1), "output is missing or is no bool")])
 def test_journals_that_no_capture_writes(tmp_path, change, message):
-    import json
-    import struct
-    import zlib
-    from opd.capture.journal import HEAD, MAGIC
     file = tmp_path / "run.safetensors"
     model = nn.Sequential(nn.ReLU())
     model.extra = nn.Linear(1, 1)
@@ -700,7 +725,7 @@ def test_journals_that_no_capture_writes(tmp_path, change, message):
             text = json.dumps(item).encode()
             payload = OPERANDS.pack(step, index, len(text)) + text + payload[OPERANDS.size + length:]
         head = HEAD.pack(MAGIC, kind, len(payload))
-        data += head + struct.pack("<I", zlib.crc32(payload, zlib.crc32(head))) + payload
+        data += head + CRC.pack(zlib.crc32(payload, zlib.crc32(head))) + payload
     c.close()
     other = tmp_path / "other.safetensors.journal"
     other.write_bytes(data)
@@ -827,12 +852,3 @@ def test_how_many_bits_of_pytorch_are_met(unit, window, probe, accumulator, leas
         ordered = [np.where(bits & 0x8000, -(bits & 0x7FFF).astype(int), bits) for bits in (made_bits, wrote.view(np.uint16))]
         assert np.abs(ordered[0] - ordered[1])[finite].max() <= 3
     assert least <= equal / total
-
-
-def test_raw_bytes_of_formats():
-    """Operands have the numpy types of the trace's formats."""
-    trace = Trace.read(WINDOWS / "squares_window.safetensors")
-    for item in trace.operators:
-        for key, operand in item["operands"].items():
-            if item["probe"] in trace.operands:
-                assert trace.operands[item["probe"]][key].dtype == FORMATS[operand["format"]].numpy

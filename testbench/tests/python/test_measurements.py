@@ -31,6 +31,16 @@ def test_every_committed_measurement_says_where_it_is_from_and_is_used(file):
     assert file.stem in script("measure").KINDS
 
 
+def test_what_the_modes_make_of_the_shipped_operands_is_as_committed(tmp_path):
+    """Counts, no times: they do not depend on the machine."""
+    measurement = script("measured_tables").measurement
+    windows = sorted((ROOT / "traces/operands").glob("*.safetensors"))
+    subprocess.run([PROGRAM, "replay", "--compute", *windows, "--out", tmp_path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                   timeout=300, check=True)
+    traces = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["traces"]
+    assert [measurement.computed(trace) for trace in traces] == measurement.load("compute")["traces"], "run scripts/measure compute"
+
+
 def test_a_measurement_is_saved_with_its_origin(tmp_path):
     measurement = script("measured_tables").measurement
     file = measurement.save("x", ["run it"], {"figure": 3}, tmp_path)

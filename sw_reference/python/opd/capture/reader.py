@@ -403,8 +403,8 @@ def _add_operators(trace: Trace, entries: list[ProbeEntry], content: _Content, i
     if missing:
         manifest["missing"] = missing
     if content.end is None and incident is None and manifest.get("ring"):
-        manifest["lost"] = (f"the run was killed before an incident: the operands of its last {manifest['ring']} steps were in its "
-                            "memory only")
+        manifest["lost"] = ("the run had no incident and did not end by itself: the operands of its last "
+                            f"{manifest['ring']} steps were in its memory only")
 
 
 def _common_steps(steps: Mapping[int, set[int]], incident: int | None) -> tuple[list[int], set[int]]:

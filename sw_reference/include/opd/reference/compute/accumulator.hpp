@@ -8,7 +8,8 @@
 //   source : docs/numerics.md "Modes", "Accumulators are watched"
 #include "opd/reference/compute/casts.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 inline constexpr unsigned kMaxLanes = 64;  ///< of the widest beat, 8-bit elements
 
@@ -334,4 +335,5 @@ OPD_HOST_DEVICE inline float row_maximum(std::uint32_t columns, Term term) {
   return result;
 }
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

@@ -11,7 +11,8 @@
 #include "opd/reference/compute/value_avx2.hpp"
 #endif
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 /// Bits of +Inf, of E4M3 of its NaN.
 OPD_HOST_DEVICE constexpr std::uint32_t infinity_of(Format format) {
@@ -181,4 +182,5 @@ OPD_HOST_DEVICE inline void encode_row(Format format, bool saturate, const float
   });
 }
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

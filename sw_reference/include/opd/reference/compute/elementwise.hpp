@@ -11,7 +11,8 @@
 #include "opd/reference/compute/functions.hpp"
 #include "opd/reference/compute/program.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 inline constexpr Program kUnary1{1, {{{.operations = 1, .reads = 1}}}};
 inline constexpr Program kUnary2{1, {{{.operations = 2, .reads = 1}}}};
@@ -208,4 +209,5 @@ struct Square {
   }
 };
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

@@ -5,7 +5,8 @@
 //   source : docs/numerics.md "Functions of a lane"
 #include "opd/reference/compute/casts.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 template <class V>
 OPD_HOST_DEVICE inline V constant(std::uint32_t bits) {
@@ -76,4 +77,5 @@ OPD_HOST_DEVICE inline V gated(V x, V y) {
   return select(x == constant<V>(0xFF800000u), every<V>(-0.0f), x * y);
 }
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

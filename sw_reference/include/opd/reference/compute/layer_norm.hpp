@@ -2,7 +2,8 @@
 // LayerNorm with an optional gain and bias. Source: docs/numerics.md "Kernels".
 #include "opd/reference/compute/reductions.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 struct LayerNorm {
   static constexpr Kernel kKernel = Kernel::kLayerNorm;
@@ -49,4 +50,5 @@ struct LayerNorm {
   }
 };
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

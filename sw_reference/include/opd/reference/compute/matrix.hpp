@@ -6,7 +6,8 @@
 //   source                           : docs/numerics.md "Kernels"
 #include "opd/reference/compute/row.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 /// a[0] * b[0] + ... in this order, one accumulator.
 template <AccumulatorFormat kA>
@@ -48,4 +49,5 @@ struct Linear {
   }
 };
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

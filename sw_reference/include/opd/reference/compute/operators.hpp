@@ -10,7 +10,8 @@
 #include "opd/reference/compute/rms_norm.hpp"
 #include "opd/reference/compute/softmax.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 // clang-format off
 using Operators = std::tuple<
@@ -74,4 +75,5 @@ inline void with_accumulator(AccumulatorFormat accumulator, F f) {
   f.template operator()<AccumulatorFormat::kFp64>();
 }
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

@@ -6,7 +6,8 @@
 //   source          : docs/numerics.md "Kernels"
 #include "opd/reference/compute/row.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 struct Sum {
   static constexpr Kernel kKernel = Kernel::kSum;
@@ -110,4 +111,5 @@ struct Variance {
   }
 };
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

@@ -2,7 +2,8 @@
 // RMSNorm with an optional gain. Source: docs/numerics.md "Kernels".
 #include "opd/reference/compute/row.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 struct RmsNorm {
   static constexpr Kernel kKernel = Kernel::kRmsNorm;
@@ -36,4 +37,5 @@ struct RmsNorm {
   }
 };
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

@@ -4,7 +4,8 @@
 #include "opd/reference/compute/functions.hpp"
 #include "opd/reference/compute/program.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 /// Bytes and numbers past the last column may be read and written, up to a whole vector
 /// (kRowPadding), and count for nothing.
@@ -108,4 +109,5 @@ OPD_HOST_DEVICE inline float expanded(Scalar<kA> value, int shift) {
   return kA == AccumulatorFormat::kFp64 ? scaled_by(t, shift) : t;
 }
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

@@ -3,7 +3,8 @@
 // Source: docs/numerics.md "Kernels".
 #include "opd/reference/compute/row.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 struct Softmax {
   static constexpr Kernel kKernel = Kernel::kSoftmax;
@@ -63,4 +64,5 @@ struct Softmax {
   }
 };
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

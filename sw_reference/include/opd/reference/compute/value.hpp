@@ -10,7 +10,8 @@
 
 #include "opd/reference/compute/isa.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 /// Types that go with V.
 template <class V>
@@ -118,4 +119,5 @@ OPD_HOST_DEVICE inline V scaled_by(V x, int n) {
   return narrow(widen(x) * factor);
 }
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

@@ -5,7 +5,8 @@
 
 #include "opd/reference/compute/value.hpp"
 
-namespace opd::ref::lanes::inline OPD_LANES_ISA {
+namespace opd::ref::lanes {
+inline namespace OPD_LANES_ISA {
 
 struct F8 {
   __m256 v;
@@ -176,4 +177,5 @@ inline void store_packed(std::byte* address, U8 bits) {
   }
 }
 
-}  // namespace opd::ref::lanes::inline OPD_LANES_ISA
+}  // namespace OPD_LANES_ISA
+}  // namespace opd::ref::lanes

@@ -1,8 +1,6 @@
 // Testplan: CMP-10 (a closed loop over modes, equal on every path), CMP-11 (a fault in what a path
 // computes is found and named), CMP-12 (errors, distances, outcomes and costs by hand), CMP-14 (the
 // operators of a stream that computes).
-#include "compute.hpp"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -10,6 +8,7 @@
 #include <limits>
 #include <systemc>
 
+#include "compute.hpp"
 #include "metrics.hpp"
 #include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
