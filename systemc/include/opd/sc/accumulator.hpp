@@ -12,7 +12,8 @@
 #include "opd/sc/lane_arithmetic.hpp"
 #include "opd/types/computation.hpp"
 
-namespace opd::sc::inline OPD_LANES {
+namespace opd::sc {
+inline namespace OPD_LANES {
 
 /// Statistic of the writes, per lane while an execution runs.
 class AccumulatorWatch {
@@ -311,4 +312,5 @@ class RowMaximum {
   alignas(64) std::uint32_t nan_[kMaxLanes];
 };
 
-}  // namespace opd::sc::inline OPD_LANES
+}  // namespace OPD_LANES
+}  // namespace opd::sc

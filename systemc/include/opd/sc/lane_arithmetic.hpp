@@ -29,7 +29,8 @@
 #define OPD_LANES portable
 #endif
 
-namespace opd::sc::inline OPD_LANES {
+namespace opd::sc {
+inline namespace OPD_LANES {
 
 /// Lanes of the widest beat: 64 bytes of an 8-bit format.
 inline constexpr std::size_t kMaxLanes = 64;
@@ -322,4 +323,5 @@ inline float gauss(float x) {
   return choose(x < 0, v, 1.0f - v);
 }
 
-}  // namespace opd::sc::inline OPD_LANES
+}  // namespace OPD_LANES
+}  // namespace opd::sc

@@ -17,7 +17,8 @@
 #include "opd/sc/lane_arithmetic.hpp"
 #include "opd/types/computation.hpp"
 
-namespace opd::sc::inline OPD_LANES {
+namespace opd::sc {
+inline namespace OPD_LANES {
 
 /// What a pass does to a beat and after a row.
 struct PassTraits {
@@ -313,4 +314,5 @@ inline void element_wise(Execute& unit, unsigned operations, const Function& fun
   }
 }
 
-}  // namespace opd::sc::inline OPD_LANES
+}  // namespace OPD_LANES
+}  // namespace opd::sc

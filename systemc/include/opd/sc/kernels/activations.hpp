@@ -3,7 +3,9 @@
 // Source: docs/numerics.md, "Kernels"; docs/vector_unit.md, "Programs".
 #include "opd/sc/lane_program.hpp"
 
-namespace opd::sc::inline OPD_LANES::kernels {
+namespace opd::sc {
+inline namespace OPD_LANES {
+namespace kernels {
 
 inline float gated(float x, float gate) {
   return choose(bits_of(x) == (kInfinityBits | kSignBit), -0.0f, x * gate);
@@ -24,4 +26,6 @@ inline void silu(Execute& unit) {
   element_wise<1>(unit, 2, [](float x) { return gated(x, sigmoid(x)); });
 }
 
-}  // namespace opd::sc::inline OPD_LANES::kernels
+}  // namespace kernels
+}  // namespace OPD_LANES
+}  // namespace opd::sc

@@ -3,7 +3,9 @@
 // Source: docs/numerics.md, "Kernels"; docs/vector_unit.md, "Programs".
 #include "opd/sc/lane_program.hpp"
 
-namespace opd::sc::inline OPD_LANES::kernels {
+namespace opd::sc {
+inline namespace OPD_LANES {
+namespace kernels {
 
 inline void add(Execute& unit) {
   element_wise<2>(unit, 1, [](float a, float b) { return a + b; });
@@ -38,4 +40,6 @@ inline void square(Execute& unit) {
   element_wise<1>(unit, 1, [](float x) { return x * x; });
 }
 
-}  // namespace opd::sc::inline OPD_LANES::kernels
+}  // namespace kernels
+}  // namespace OPD_LANES
+}  // namespace opd::sc

@@ -3,7 +3,9 @@
 // Source: docs/numerics.md, "Kernels"; docs/vector_unit.md, "Programs".
 #include "opd/sc/lane_program.hpp"
 
-namespace opd::sc::inline OPD_LANES::kernels {
+namespace opd::sc {
+inline namespace OPD_LANES {
+namespace kernels {
 
 inline void exp(Execute& unit) {
   element_wise<1>(unit, 1, [](float x) { return exponential(x); });
@@ -17,4 +19,6 @@ inline void rsqrt(Execute& unit) {
   element_wise<1>(unit, 1, [](float x) { return inverse_root(x); });
 }
 
-}  // namespace opd::sc::inline OPD_LANES::kernels
+}  // namespace kernels
+}  // namespace OPD_LANES
+}  // namespace opd::sc

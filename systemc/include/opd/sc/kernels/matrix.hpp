@@ -3,7 +3,9 @@
 // Source: docs/numerics.md, "Kernels"; docs/vector_unit.md, "Programs".
 #include "opd/sc/lane_program.hpp"
 
-namespace opd::sc::inline OPD_LANES::kernels {
+namespace opd::sc {
+inline namespace OPD_LANES {
+namespace kernels {
 
 /// The dot products of a tile's rows with its columns.
 inline void tile(Execute& unit, const float* rows, std::size_t row_count, const float* columns,
@@ -95,4 +97,6 @@ inline void linear(Execute& unit) {
   }
 }
 
-}  // namespace opd::sc::inline OPD_LANES::kernels
+}  // namespace kernels
+}  // namespace OPD_LANES
+}  // namespace opd::sc

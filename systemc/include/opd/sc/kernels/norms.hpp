@@ -4,7 +4,9 @@
 #include "opd/sc/kernels/variance.hpp"
 #include "opd/sc/lane_program.hpp"
 
-namespace opd::sc::inline OPD_LANES::kernels {
+namespace opd::sc {
+inline namespace OPD_LANES {
+namespace kernels {
 
 /// 1 / sqrt(total / N + epsilon) in W. Of a compressed row epsilon is compressed with it, and the
 /// result stays finite.
@@ -77,4 +79,6 @@ inline void rms_norm(Execute& unit) {
   }
 }
 
-}  // namespace opd::sc::inline OPD_LANES::kernels
+}  // namespace kernels
+}  // namespace OPD_LANES
+}  // namespace opd::sc

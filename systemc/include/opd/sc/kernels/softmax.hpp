@@ -3,7 +3,9 @@
 // Source: docs/numerics.md, "Kernels"; docs/vector_unit.md, "Programs".
 #include "opd/sc/lane_program.hpp"
 
-namespace opd::sc::inline OPD_LANES::kernels {
+namespace opd::sc {
+inline namespace OPD_LANES {
+namespace kernels {
 
 inline void softmax(Execute& unit) {
   const Computation& computation = unit.computation();
@@ -55,4 +57,6 @@ inline void softmax(Execute& unit) {
   }
 }
 
-}  // namespace opd::sc::inline OPD_LANES::kernels
+}  // namespace kernels
+}  // namespace OPD_LANES
+}  // namespace opd::sc

@@ -14,7 +14,8 @@
 #include "opd/sc/lane_program.hpp"
 #include "opd/types/computation.hpp"
 
-namespace opd::sc::inline OPD_LANES {
+namespace opd::sc {
+inline namespace OPD_LANES {
 
 struct Program {
   Kernel kernel;
@@ -57,4 +58,5 @@ constexpr bool in_order_of_kernels() {
 }
 static_assert(in_order_of_kernels());
 
-}  // namespace opd::sc::inline OPD_LANES
+}  // namespace OPD_LANES
+}  // namespace opd::sc

@@ -3,7 +3,9 @@
 // Source: docs/numerics.md, "Kernels"; docs/vector_unit.md, "Programs".
 #include "opd/sc/lane_program.hpp"
 
-namespace opd::sc::inline OPD_LANES::kernels {
+namespace opd::sc {
+inline namespace OPD_LANES {
+namespace kernels {
 
 /// Pass 1 of a row: its mean, in W.
 inline float row_mean(Execute& unit, Pass& pass, std::size_t row) {
@@ -44,4 +46,6 @@ inline void variance(Execute& unit) {
   }
 }
 
-}  // namespace opd::sc::inline OPD_LANES::kernels
+}  // namespace kernels
+}  // namespace OPD_LANES
+}  // namespace opd::sc
