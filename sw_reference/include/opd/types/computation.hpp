@@ -168,8 +168,8 @@ enum class AccumulatorFormat : std::uint8_t {
   kFp32 = 4,
   kFp64 = 5,
 };
-inline constexpr std::array<std::string_view, 6> kAccumulatorFormatNames = {
-    "FP16", "BF16", "E4M3", "E5M2", "FP32", "FP64"};
+inline constexpr std::array<std::string_view, 6> kAccumulatorFormatNames = {"FP16", "BF16", "E4M3",
+                                                                            "E5M2", "FP32", "FP64"};
 
 /// Build and register settings of the vector unit that change what it computes or costs.
 struct UnitSettings {
@@ -186,7 +186,8 @@ struct ExecutionStatus {
   Mode mode = Mode::kFast;
   Format format = Format::kFp16;  ///< of the output
   AccumulatorFormat accumulator = AccumulatorFormat::kFp16;
-  bool accumulates = false;  ///< the kernel has accumulators; else `accumulator` is its lanes' format
+  bool accumulates =
+      false;  ///< the kernel has accumulators; else `accumulator` is its lanes' format
   bool compensated = false;  ///< Kahan sums
   bool compressed = false;   ///< operands divided by a power of two
   bool saturating = false;   ///< casts clip
