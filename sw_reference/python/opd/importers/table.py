@@ -577,7 +577,8 @@ class _Table:
         column = self.keys.get("shape")
         if column is not None and row.get(column):
             sizes = re.findall(r"\d+", str(row[column]))
-            if not re.fullmatch(r"[\[(]?[\d, x]*[\])]?", str(row[column])) or any(int(n) == 0 for n in sizes):
+            if not re.fullmatch(r"[\[(]?[\d, x]*[\])]?", str(row[column]), re.A) or any(
+                    len(n) > 19 for n in sizes) or not cells.is_shape([int(n) for n in sizes], 1):
                 self.source.fail(line, f"{column}: {quoted(str(row[column]))} is not a shape", "write it as \"[2, 4]\"")
             return tuple(map(int, sizes))
         count = fields.get("elements")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from opd.importers.names import SCALAR_OF, key
+from opd.importers.source import whole_or_real
 
 # A number as Python, C, JavaScript and MSVC print it: 1.5e-3, 65,536, inf, NAN, -nan(ind), 1.#QNAN.
 REAL = (r"(?:[-+]?(?:1\.\#(?:INF|QNAN|SNAN|IND)\w*|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
@@ -28,13 +29,14 @@ def number(text: str) -> float:
 
 def whole(text: str | None) -> int | None:
     """A whole number that may be a step; None for none, and for more digits than a step has."""
-    return int(text) if text is not None and text.isdigit() and len(text) <= MAX_DIGITS else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def loose_json(text: str):
     """The value of JSON that a job printed: NaN and Infinity as other writers than Python's spell them, too. Raises ValueError."""
     try:
-        return json.loads(re.sub(r"(?i)(?<=[\s:,\[])([-+]?)(nan|inf(?:inity)?)(?=\s*[,}\]])", _json_constant, text))
+        return json.loads(re.sub(r"(?i)(?<=[\s:,\[])([-+]?)(nan|inf(?:inity)?)(?=\s*[,}\]])", _json_constant, text),
+                          parse_int=whole_or_real)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
