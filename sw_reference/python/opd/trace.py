@@ -204,7 +204,8 @@ class TraceWriter:
         for member in ("max_abs", "nonfinite", *(set(self._members) - {"max_abs", "nonfinite"})):
             dtype = np.int64 if member in COUNTS else np.float32
             values = self._members.get(member, [])
-            arrays[member] = np.array(values, dtype).reshape((len(values),) if member in SERIES else (len(values), shape[1]))
+            with np.errstate(over="ignore"):  # what is beyond FP32 is Inf there
+                arrays[member] = np.array(values, dtype).reshape((len(values),) if member in SERIES else (len(values), shape[1]))
         trace = Trace(probes=self._probes, step=np.array(self._steps, np.int64), **arrays, **self._texts)
         if self._raw:
             trace.raw_step = np.array(self._raw_steps, np.int64)

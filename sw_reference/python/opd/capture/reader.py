@@ -16,6 +16,9 @@ from opd.trace import COUNTS, FORMATS, SERIES, Probe, Trace
 from opd.trace_layout import LABELS, MAX_PROBES
 
 
+MOST_CELLS = 1 << 25  # steps x probes, where there are more of them than bytes: probes that ran in hardly any step
+
+
 class _Fault(Exception):
     """What is wrong with a record."""
 
@@ -146,6 +149,8 @@ def read_journal(path: str | os.PathLike) -> Trace:
     A probe that did not run in a step repeats its last statistics (zeros before its first run) with no non-finite element, and
     the manifest lists those steps under `absent`: the format wants a value for every probe in every step.
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise CaptureError(f"{path}: is no regular file; give the path of a capture's journal")
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -161,6 +166,10 @@ def read_journal(path: str | os.PathLike) -> Trace:
         raise CaptureError(f"{path}: {NOT_A_JOURNAL}")
     if not any(map(len, content.rows)):
         raise NoStepError(f"{path}: holds no step; the run ended before its first c.step()")
+    cells = len(content.numbers) * len(content.entries)
+    if cells > max(MOST_CELLS, len(data)):
+        raise CaptureError(f"{path}: holds {len(content.numbers)} steps of {len(content.entries)} probes, {cells} values in {len(data)} bytes; "
+                           "the journal is damaged, or another program wrote it: copy it again")
     return _assemble(content)
 
 

@@ -153,7 +153,10 @@ def _tensor(source: Source, number: int, value) -> np.ndarray | None:
     """The numbers of a tensor; None for texts and graphs."""
     from tensorboard.util import tensor_util
     try:
-        if math.prod(max(dim.size, 0) for dim in value.tensor.tensor_shape.dim) > value.ByteSize():
+        sizes = [dim.size for dim in value.tensor.tensor_shape.dim]
+        if min(sizes, default=1) < 0:
+            raise ValueError
+        if math.prod(sizes) > value.ByteSize():
             return None   # one value, said to stand for many
         numbers = tensor_util.make_ndarray(value.tensor)
     except (TypeError, ValueError, KeyError, AttributeError):
