@@ -20,7 +20,10 @@ MOST_CELLS = 1 << 25  # steps x probes, where there are more of them than bytes:
 
 
 class _Fault(Exception):
-    """What is wrong with a record."""
+    """What is wrong with a record, and the remedy."""
+
+    def __init__(self, wrong: str, remedy: str = "the journal is damaged, or another program wrote it: copy it again"):
+        super().__init__(f"{wrong}; {remedy}")
 
 
 @dataclass
@@ -62,7 +65,7 @@ class _Content:
     def _header(self, item: Mapping) -> None:
         version = item.get("version", 1)
         if version != VERSION:
-            raise _Fault(f"is that of a journal of version {_shown(version)}, and this opd reads version {VERSION}; "
+            raise _Fault(f"is that of a journal of version {_shown(version)}, and this opd reads version {VERSION}",
                          "recover it with the opd that wrote it")
         _need(item, "full", bool)
         for name in ("seed", "framework", "name", "model"):
@@ -160,8 +163,7 @@ def read_journal(path: str | os.PathLike) -> Trace:
         try:
             content.add(kind, payload)
         except _Fault as fault:
-            remedy = "" if ";" in str(fault) else "; the journal is damaged, or another program wrote it: copy it again"
-            raise CaptureError(f"{path}: record {number} ({kind.decode(errors='replace')}) {fault}{remedy}") from None
+            raise CaptureError(f"{path}: record {number} ({kind.decode(errors='replace')}) {fault}") from None
     if content.header is None:
         raise CaptureError(f"{path}: {NOT_A_JOURNAL}")
     if not any(map(len, content.rows)):

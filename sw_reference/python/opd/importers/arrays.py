@@ -23,7 +23,6 @@ import json
 import math
 import tokenize
 import zipfile
-import zlib
 
 import ml_dtypes
 import numpy as np
@@ -34,7 +33,7 @@ from opd.importers.metrics import UNKNOWN, Points, check_scalars, choose, probe_
 from opd.importers.names import STEPS, format_of, is_step, key, kind_of, meaning, statistic_of
 from opd.importers.run import ImportedRun, Stat, Step, elements_stat, listed
 from opd.importers.scalars import Row, read_rows
-from opd.importers.source import COPY_AGAIN, FREE_BYTES, MAX_BYTES, ImportFault, Source, whole_or_real
+from opd.importers.source import COPY_AGAIN, DAMAGED, FREE_BYTES, MAX_BYTES, ImportFault, Source, whole_or_real
 from opd.texts import quoted
 from opd.trace import FORMATS
 
@@ -136,7 +135,7 @@ def _load(source: Source, run: ImportedRun) -> dict[str, np.ndarray]:
                     arrays[name] = _array(source, name, archive.read(member))
     except ImportFault:
         raise
-    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (*DAMAGED, RuntimeError) as error:
         source.fail(None, f"not a valid npz archive ({error})", COPY_AGAIN)
     if others:
         run.assumptions.append(f"members that are no arrays left out: {listed(others)}")

@@ -19,6 +19,7 @@ import json
 import lzma
 import os
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -234,7 +235,7 @@ def unique(pairs: list[tuple[str, object]]) -> dict:
 
 _COMPRESSIONS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _UNREAD = {b"\x28\xb5\x2f\xfd": "Zstandard", b"\x04\x22\x4d\x18": "LZ4", b"7z\xbc\xaf\x27\x1c": "7-Zip", b"Rar!": "RAR"}
-_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile)  # of what unpacks
 
 
 def _unpacked(data: bytes, file: str) -> bytes:
@@ -256,7 +257,9 @@ def _unpacked(data: bytes, file: str) -> bytes:
                         data = read_bounded(stream, len(data), file)
             else:
                 return data
-        except _DAMAGED as error:
+        except ImportFault:
+            raise
+        except DAMAGED as error:
             if data.startswith(b"PK") and b".npy" in data[:512]:
                 return data   # the importer of arrays says what is wrong with it
             raise ImportFault(file, None, f"cannot be decompressed ({error})", COPY_AGAIN) from None

@@ -28,7 +28,7 @@ _PREFIXES = (
     re.compile(r"\((?P<rank>[^()]{0,60}\bpid=\d+[^()]{0,40})\)\s"),
     re.compile(r"\[pod/(?P<rank>[^\]]+)\]\s"),
     re.compile(r"(?P<rank>[\w.-]{1,60}-\d+)\s+\|\s"),
-    re.compile(r"(?P<rank>[A-Za-z][\w-]*[-.]?\d[\w.-]*|\d{1,3}(?:\.\d{1,3}){3}):\s(?=\[?\d{4}[-/])"),
+    re.compile(r"(?P<rank>[A-Za-z][\w-]{0,60}[-.]?\d[\w.-]{0,60}|\d{1,3}(?:\.\d{1,3}){3}):\s(?=\[?\d{4}[-/])"),
     re.compile(rf"\[?{_TIME}\]?(?=[\s:|\[]|$)(?:\s*[:|](?=\s)|\s)*"),
 )
 _IN_TEXT = re.compile(r"(?i)(?<![\w-])rank\s?[:=]?\s?(\d{1,5})\b")

@@ -65,10 +65,11 @@ EVALUATION = re.compile(r"(?i)(?:^|[\W_])(?:val|valid|validation|eval|evaluation
 SETTING = re.compile(r"(?i)(?:^|[\W_])(?:max|clip|clipping|coeff?|coefficient|weight|weights|factor|type|fn|function|window|ratio"
                      r"|threshold|alpha|beta|lambda|init|initial|static|dynamic|args|hysteresis|min|tolerance|patience|id|power"
                      r"|interval|curve|multiplier|decay|time|num|count|backend|reduction)(?=[\W_]|$)")
-_LOSS = r"[\w/.@-]*loss(?:es)?[\w/.@-]*"
-_NORM = r"[\w/.@-]*(?:grad(?:ient)?s?[_ ./-]?norm|gnorm|global[_ ]norm)[\w/.@-]*"
-_SCALE = r"[\w/.@-]*(?:loss|grad)[_ -]?scal(?:e|er|ing)(?![\w-]*[_-](?:window|factor|type|args|power))[\w/.@-]*"
-_RATE = r"(?:[\w/.-]*[/._-])?(?:lr|learning[_ ]rate|lrate)"
+# The parts of a name have an end: without one, a line of one long word takes the square of its length.
+_LOSS = r"[\w/.@-]{0,160}loss(?:es)?[\w/.@-]{0,160}"
+_NORM = r"[\w/.@-]{0,160}(?:grad(?:ient)?s?[_ ./-]?norm|gnorm|global[_ ]norm)[\w/.@-]{0,160}"
+_SCALE = r"[\w/.@-]{0,160}(?:loss|grad)[_ -]?scal(?:e|er|ing)(?![\w-]{0,160}[_-](?:window|factor|type|args|power))[\w/.@-]{0,160}"
+_RATE = r"(?:[\w/.-]{0,160}[/._-])?(?:lr|learning[_ ]rate|lrate)"
 _FIELDS = (("loss_scale", re.compile(rf"(?i)^(?:{_SCALE})$")), ("grad_norm", re.compile(rf"(?i)^(?:{_NORM}|norm)$")),
            ("lr", re.compile(rf"(?i)^{_RATE}(?:[-_/]\w*)?$")), ("loss", re.compile(rf"(?i)^(?:{_LOSS})$")))
 _AFTER = r"(?:\s+(?:train(?:ing)?|total|avg|average|mean|value))?"
