@@ -308,7 +308,7 @@ def test_a_long_line_of_bars_that_do_not_end(tmp_path):
     assert seconds(tmp_path / "a.log") < 5
 
 
-@pytest.mark.parametrize("stretch", ["loss_ce", "total_loss", "grad_norm", "loss ", "a1-", "1", "a ", "[", "lr_", "{'loss': "])
+@pytest.mark.parametrize("stretch", ["loss_ce", "total_loss", "grad_norm", "loss ", "a1-", "1", "a ", "[", "lr_", "{'loss': ", "-", "NaN"])
 def test_long_words_and_lines(stretch, tmp_path):
     (tmp_path / "a.log").write_text("step 1 loss 2.5\nstep 2 loss: " + stretch * (16000 // len(stretch)) + "\n")
     assert seconds(tmp_path / "a.log") < 3
