@@ -242,6 +242,15 @@ def test_a_trace_is_no_square_of_its_file(tmp_path):
     assert ": 6000 steps x 6000 probes are more than 33554432 values; choose probes with --match" in refused_within(tmp_path / "a.csv", 300)
 
 
+def test_json_of_other_keys_in_each_row(tmp_path):
+    """Rows that share no key: a table of the square of them."""
+    def put(count):
+        (tmp_path / "a.jsonl").write_text("".join(f'{{"step": {i}, "loss": 1, "l{i}.out/max_abs": 4.0}}\n' for i in range(count)))
+        return tmp_path / "a.jsonl"
+    assert ": 6000 rows x 6002 keys are more than 33554432 cells; write the same keys" in refused_within(put(6000), 300)
+    assert seconds(put(1000)) < 3
+
+
 def test_several_traces_of_a_file_are_bounded_together(tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text("step,a,b\n1,1,1\n2,2,2\n1,1,1\n2,2,2\n1,1,1\n")
     monkeypatch.setattr(importers_run, "MAX_CELLS", 10)
