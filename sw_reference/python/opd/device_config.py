@@ -14,7 +14,7 @@ import numpy as np
 from opd.files import write_whole
 from opd.registers import CONFIG_RANGE, CONFIG_RESET, PROFILES
 from opd.strict_json import JsonFault, parse_json
-from opd.texts import quoted, suggestion
+from opd.texts import printable, quoted, suggestion
 
 KEYS = ("format", "version", "profile", "config", "calibration")
 LARGEST_FILE = 1 << 20  # bytes
@@ -25,7 +25,7 @@ class ConfigFileError(ValueError):
     """A file that is no device configuration, or cannot be written. The text is "FILE: FIELD: what is wrong; remedy"."""
 
     def __init__(self, file: Path | str, field_name: str, wrong: str, remedy: str):
-        super().__init__(f"{file}: {field_name}: {wrong}; {remedy}")
+        super().__init__(printable(f"{file}: {field_name}: {wrong}; {remedy}").replace("\n", "?"))
 
 
 def is_float(name: str) -> bool:

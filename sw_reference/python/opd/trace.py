@@ -30,6 +30,7 @@ from opd.trace_layout import COUNTS, KINDS, LABELS, MASK, MAX_PROBES, SERIES, VA
 from opd.traced_operators import OperatorFault, complete, read_operators
 
 MAX_HEADER_BYTES = 64 << 20
+STATISTICS_BLOCK = 1 << 22  # elements of which statistics are taken at once
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,8 @@ class TraceWriter:
         for member in ("max_abs", "nonfinite", *(set(self._members) - {"max_abs", "nonfinite"})):
             dtype = np.int64 if member in COUNTS else np.float32
             values = self._members.get(member, [])
-            arrays[member] = np.array(values, dtype).reshape((len(values),) if member in SERIES else (len(values), shape[1]))
+            with np.errstate(over="ignore"):  # what is beyond FP32 is Inf there
+                arrays[member] = np.array(values, dtype).reshape((len(values),) if member in SERIES else (len(values), shape[1]))
         trace = Trace(probes=self._probes, step=np.array(self._steps, np.int64), **arrays, **self._texts)
         if self._raw:
             trace.raw_step = np.array(self._raw_steps, np.int64)
@@ -277,6 +279,8 @@ def element_statistics(elements: np.ndarray) -> dict[str, float | int]:
     of FORMATS. Returns max_abs, min_abs, mean, var (of the finite elements, population variance, 0 when there is none; beyond
     FP32 they are Inf) and the counts."""
     flat = np.asarray(elements).ravel()
+    if flat.size > STATISTICS_BLOCK:
+        return _statistics_of_blocks([flat[at:at + STATISTICS_BLOCK] for at in range(0, flat.size, STATISTICS_BLOCK)])
     layout = next(row for row in FORMATS.values() if row.numpy == flat.dtype)
     with np.errstate(invalid="ignore"):  # signalling NaN
         values = flat.astype(np.float64)
@@ -291,6 +295,30 @@ def element_statistics(elements: np.ndarray) -> dict[str, float | int]:
             var=float(np.float32(finite.var())) if finite.size else 0.0,
             nonfinite=int(values.size - finite.size), saturated=int((magnitude == float(layout.max_value)).sum()),
             subnormal=int((nonzero < smallest_normal).sum()), zero=int(finite.size - nonzero.size))
+
+
+def _statistics_of_blocks(blocks: Sequence[np.ndarray]) -> dict[str, float | int]:
+    """The same block by block: a tensor of gigabytes takes a few of its own size in binary64 otherwise. The mean comes first, then the
+    squares of what differs from it, as in one piece."""
+    of_blocks = [element_statistics(block) for block in blocks]
+    result = {name: sum(statistics[name] for statistics in of_blocks) for name in COUNTS}
+    result["max_abs"] = max(statistics["max_abs"] for statistics in of_blocks)
+    result["min_abs"] = min((low for statistics in of_blocks if (low := statistics["min_abs"]) > 0), default=0.0)
+    count = sum(map(len, blocks)) - result["nonfinite"]
+
+    def mean_of(value):
+        total = 0.0
+        for block in blocks:
+            with np.errstate(invalid="ignore"):
+                values = block.astype(np.float64)
+            total += float(value(values[np.isfinite(values)]).sum())
+        return total / count if count else 0.0
+
+    mean = mean_of(lambda finite: finite)
+    with np.errstate(over="ignore"):
+        var = mean_of(lambda finite: np.square(finite - mean))
+        result["mean"], result["var"] = float(np.float32(mean)), float(np.float32(var))
+    return result
 
 
 # --- container -------------------------------------------------------------------------------------------------------------

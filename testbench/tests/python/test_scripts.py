@@ -42,7 +42,7 @@ def test_scripts_work_in_a_bare_environment(command, told, tmp_path):
 
 
 @pytest.mark.parametrize("script, package", [("generate_registers", "systemrdl"), ("corpus_tables", "ml_dtypes"), ("incident_logs", "ml_dtypes"),
-                                             ("prove", "pyosys"), ("synth", "pyosys"), ("coverage", "ml_dtypes"), ("calibration_tables", "ml_dtypes"),
+                                             ("prove", "pyosys"), ("synth", "pyosys"), ("coverage", "ml_dtypes"), ("fuzz", "ml_dtypes"), ("calibration_tables", "ml_dtypes"),
                                              ("rival_vectors", "torch")])
 def test_without_an_environment_the_remedy_is_said(script, package, tmp_path):
     if subprocess.run(["/usr/bin/python3", "-c", f"import {package}"], capture_output=True).returncode == 0:
@@ -66,6 +66,8 @@ def test_without_an_environment_the_remedy_is_said(script, package, tmp_path):
     (["prove", "--depth", "4", "--depth", "8"], "--depth: is given more than once"),
     (["coverage", "--data", "a", "--data", "b"], "--data: is given more than once"),
     (["incident_logs", "--logs", "a", "--logs", "b"], "--logs: is given more than once"),
+    (["fuzz", "--seed", "1", "--seed", "2"], "--seed: is given more than once"), (["fuzz", "--seconds", "0"], "--seconds: give a time above 0"),
+    (["fuzz", "--case", "3"], "--case: name one target"),
     (["generate_registers", "--chek"], "--chek: no such option; did you mean --check?"),
     (["corpus_tables", "--chek", "--help"], "--chek: no such option; did you mean --check?"),
 ])

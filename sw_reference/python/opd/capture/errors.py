@@ -1,8 +1,14 @@
 """What a capture says when it is used wrongly."""
 
 
+from opd.texts import printable
+
+
 class CaptureError(Exception):
-    """A capture that cannot do what is asked. The text names the argument or file, what is wrong, and the remedy."""
+    """A capture that cannot do what is asked. The text names the argument or file, what is wrong, and the remedy; it is printable."""
+
+    def __init__(self, text: str):
+        super().__init__(printable(text))
 
 
 class PatternError(CaptureError):

@@ -95,7 +95,7 @@ def lock(descriptor: int, path: Path) -> None:
 def is_busy(path: Path) -> bool:
     """Whether a running capture writes the journal."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not wait for a writer
     except OSError:
         return False
     try:

@@ -23,6 +23,7 @@ from opd.capture import events
 from opd.capture.errors import BusyError, CaptureError, NoStepError
 from opd.capture.journal import SUFFIX, is_busy
 from opd.capture.recovery import recover
+from opd.texts import printable
 from opd.trace import Trace, TraceError
 
 SITE = Path(__file__).parent / "site"
@@ -49,7 +50,7 @@ def run(command: Sequence[str], path: Path, options: dict, model_class: str | No
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for line in _report(heard):
-        print(f"opd capture: {line}", file=sys.stderr)
+        print(printable(f"opd capture: {line}"), file=sys.stderr)
     return BAD_INPUT if any(event["event"] == "refused" for event in heard) else status
 
 

@@ -18,8 +18,14 @@ from opd.trace_layout import LABELS, MASK, MAX_PROBES
 from opd.traced_operators import OperatorFault, complete, read_operators
 
 
+MOST_CELLS = 1 << 25  # steps x probes, where there are more of them than bytes: probes that ran in hardly any step
+
+
 class _Fault(Exception):
-    """What is wrong with a record."""
+    """What is wrong with a record, and the remedy."""
+
+    def __init__(self, wrong: str, remedy: str = "the journal is damaged, or another program wrote it: copy it again"):
+        super().__init__(f"{wrong}; {remedy}")
 
 
 @dataclass
@@ -76,7 +82,7 @@ class _Content:
     def _header(self, item: Mapping) -> None:
         version = item.get("version", 1)
         if version != VERSION:
-            raise _Fault(f"is that of a journal of version {_shown(version)}, and this opd reads version {VERSION}; "
+            raise _Fault(f"is that of a journal of version {_shown(version)}, and this opd reads version {VERSION}",
                          "recover it with the opd that wrote it")
         _need(item, "full", bool)
         for name in ("seed", "framework", "name", "model"):
@@ -214,6 +220,8 @@ def read_journal(path: str | os.PathLike) -> Trace:
     A probe that did not run in a step repeats its last statistics (zeros before its first run) with no non-finite element, and
     the manifest lists those steps under `absent`: the format wants a value for every probe in every step.
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise CaptureError(f"{path}: is no regular file; give the path of a capture's journal")
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -223,12 +231,15 @@ def read_journal(path: str | os.PathLike) -> Trace:
         try:
             content.add(kind, payload)
         except _Fault as fault:
-            remedy = "" if ";" in str(fault) else "; the journal is damaged, or another program wrote it: copy it again"
-            raise CaptureError(f"{path}: record {number} ({kind.decode(errors='replace')}) {fault}{remedy}") from None
+            raise CaptureError(f"{path}: record {number} ({kind.decode(errors='replace')}) {fault}") from None
     if content.header is None:
         raise CaptureError(f"{path}: {NOT_A_JOURNAL}")
     if not any(map(len, content.rows)):
         raise NoStepError(f"{path}: holds no step; the run ended before its first c.step()")
+    cells = len(content.numbers) * len(content.entries)
+    if cells > max(MOST_CELLS, len(data)):
+        raise CaptureError(f"{path}: holds {len(content.numbers)} steps of {len(content.entries)} probes, {cells} values in {len(data)} bytes; "
+                           "the journal is damaged, or another program wrote it: copy it again")
     return _assemble(content)
 
 

@@ -13,6 +13,8 @@ from opd.capture.journal import NOT_A_JOURNAL, SUFFIX, lock
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     """While nobody writes the journal. Raises BusyError, or CaptureError for a file that cannot be read."""
+    if path.exists() and not path.is_file():
+        raise CaptureError(f"{path}: is no regular file; give the path of a capture's journal")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -21,9 +21,12 @@ import safetensors
 
 from opd.evaluate.detector import Samples, clipped_values
 from opd.evaluate.incident import CLEAN, SATURATING, UNKNOWN, Unlocated, first_forward, signs, unlocated
+from opd.texts import printable
 from opd.trace import LABELS, Trace
 
 LABELS_FILE = "labels.toml"
+LARGEST_LABELS = 4 << 20  # bytes
+_MOST_TEXT = 200          # characters of an error that come from a file
 SPLITS = ("tuning", "held-out")
 UNASSIGNED = "unassigned"  # split of a run that no labels file names
 _KEYS = {"class": str, "split": str, "first_bad_step": int, "first_bad_op": str, "decided": str, "event_step": int,
@@ -36,7 +39,8 @@ class CorpusError(ValueError):
     """Traces or labels that cannot be used. The text is "FILE: FIELD: what is wrong; remedy"."""
 
     def __init__(self, file: Path | str, field: str, wrong: str, remedy: str):
-        super().__init__(f"{file}: {field}: {wrong}; {remedy}")
+        field, wrong = (text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "..." for text in (field, wrong))
+        super().__init__(printable(f"{file}: {field}: {wrong}; {remedy}").replace("\n", "?"))
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,25 @@ def find_traces(paths: Sequence[str]) -> list[Path]:
 
 def read_labels(file: Path) -> dict[str, Label]:
     """Labels by the name of their trace. Raises CorpusError."""
+    def fail(wrong, remedy="write it as docs/evaluation.md shows"):
+        raise CorpusError(file, "file", wrong, remedy) from None
+
     try:
+        if file.exists() and not file.is_file():
+            fail("is no regular file", "name a file")
+        if file.stat().st_size > LARGEST_LABELS:
+            fail(f"is larger than {LARGEST_LABELS >> 20} MiB")
         content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except CorpusError:
+        raise
+    except RecursionError:
+        fail("is nested too deep")
     except OSError as error:
-        raise CorpusError(file, "file", f"cannot be read ({error.strerror})", "check its name and permissions") from None
+        fail(f"cannot be read ({error.strerror})", "check its name and permissions")
     except UnicodeDecodeError:
-        raise CorpusError(file, "file", "is not UTF-8 text", "write it as docs/evaluation.md shows") from None
-    except tomllib.TOMLDecodeError as error:
-        raise CorpusError(file, "file", f"is not TOML ({error})", "write it as docs/evaluation.md shows") from None
+        fail("is not UTF-8 text")
+    except ValueError as error:  # a TOMLDecodeError, or a number of thousands of digits
+        fail(f"is not TOML ({error})")
     for key in content:
         if key != "runs":
             raise CorpusError(file, key, "is not known", "write one table [runs.NAME] for each trace")

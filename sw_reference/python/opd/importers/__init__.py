@@ -6,6 +6,8 @@ is 0 (no), 1 (a general format whose content fits) or 2 (this format), or betwee
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from opd.importers import arrays, hf_debug, inc, logs, msprobe, nvdlfw, table, tensorboard
 from opd.importers.run import Imported, ImportedRun, Options, build, join
@@ -35,19 +37,35 @@ def detect(source: Source) -> str:
 
 def read(path: str | os.PathLike, importer: str | None = None) -> tuple[str, Source, ImportedRun]:
     """Reads a file; `importer` None detects it. Returns the importer's name too. Raises ImportFault."""
-    source = Source.open(path)
-    name = importer or detect(source)
-    run = IMPORTERS[name].read(source)
-    for step in run.steps:
-        step.source = source
-    return name, source, run
+    with _limits(path):
+        source = Source.open(path)
+        name = importer or detect(source)
+        run = IMPORTERS[name].read(source)
+        for step in run.steps:
+            step.source = source
+        return name, source, run
+
+
+@contextmanager
+def _limits(path: str | os.PathLike) -> Iterator[None]:
+    """What any reader may meet: values that nest deeper, or take more memory, than there is. Raises ImportFault."""
+    try:
+        yield
+    except MemoryError:
+        wrong, remedy = "takes more memory than there is", "split it, or choose probes with --match"
+    except RecursionError:
+        wrong, remedy = "holds values that are nested too deep", "write flat ones"
+    else:
+        return
+    raise ImportFault(os.fspath(path), None, wrong, remedy)
 
 
 def import_file(path: str | os.PathLike, importer: str | None = None,
                 options: Options = Options()) -> tuple[str, list[Imported]]:
     """The traces of a file and the importer's name; nothing is written. Raises ImportFault and opd.trace.TraceError."""
     name, source, run = read(path, importer)
-    return name, build(run, [source], name, options)
+    with _limits(path):
+        return name, build(run, [source], name, options)
 
 
 def import_joined(paths: list[str | os.PathLike], importer: str | None = None,
@@ -57,5 +75,6 @@ def import_joined(paths: list[str | os.PathLike], importer: str | None = None,
     for name, source, _ in found:
         if name != found[0][0]:
             source.fail(None, f"is {name}, but {found[0][1].path} is {found[0][0]}", "join files of one format")
-    run = join([(source, run) for _, source, run in found], options.restarts)
-    return found[0][0], build(run, [source for _, source, _ in found], found[0][0], options)
+    with _limits(found[0][1].path):
+        run = join([(source, run) for _, source, run in found], options.restarts)
+        return found[0][0], build(run, [source for _, source, _ in found], found[0][0], options)

@@ -8,8 +8,8 @@ array holds the elements of one step.
 npz, with a matrix max_abs: the tensors of a trace, max_abs [S, P], step [S], probe [P] (names), optionally nonfinite, min_abs,
 mean, var [S, P] and format [P]; arrays [S] are read by their names.
 
-A header of an array is checked against the bytes that there are before anything is allocated; what decompresses to more than 4
-GiB, or to more than 256 MiB and 100 times its size, is refused.
+A header of an array is checked against the bytes that there are before anything is allocated, and an array is a view of them; what
+decompresses to more than 4 GiB, or to more than 256 MiB and 100 times its size, is refused.
 
 safetensors: every tensor is a probe, its elements those of one step. The step is that of the metadata ("step"), of the path
 ("step12"), else 0.
@@ -23,17 +23,17 @@ import json
 import math
 import tokenize
 import zipfile
-import zlib
 
 import ml_dtypes
 import numpy as np
 import safetensors
 
+from opd.importers.cells import whole
 from opd.importers.metrics import UNKNOWN, Points, check_scalars, choose, probe_kind, row_values, tell, tensor_stat
 from opd.importers.names import STEPS, format_of, is_step, key, kind_of, meaning, statistic_of
 from opd.importers.run import ImportedRun, Stat, Step, elements_stat, listed
 from opd.importers.scalars import Row, read_rows
-from opd.importers.source import COPY_AGAIN, FREE_BYTES, MAX_BYTES, ImportFault, Source
+from opd.importers.source import COPY_AGAIN, DAMAGED, FREE_BYTES, MAX_BYTES, ImportFault, Source, whole_or_real
 from opd.texts import quoted
 from opd.trace import FORMATS
 
@@ -82,10 +82,10 @@ class Safetensors:
         """The file. Raises ImportFault with the name of the tensor."""
         try:
             tensors = safetensors.deserialize(source.data)
-            header = json.loads(source.data[8:8 + int.from_bytes(source.data[:8], "little")])
+            header = json.loads(source.data[8:8 + int.from_bytes(source.data[:8], "little")], parse_int=whole_or_real)
         except (safetensors.SafetensorError, ValueError) as error:
             source.fail(None, f"not a valid safetensors file ({error})", COPY_AGAIN)
-        metadata = header.get("__metadata__", {})
+        metadata = header.get("__metadata__") or {}
         if metadata.get("format") == "opd-trace":
             source.fail(None, "is a trace already", "replay it: opd replay FILE")
         run = ImportedRun(framework=str(metadata.get("format", "")))
@@ -135,7 +135,7 @@ def _load(source: Source, run: ImportedRun) -> dict[str, np.ndarray]:
                     arrays[name] = _array(source, name, archive.read(member))
     except ImportFault:
         raise
-    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (*DAMAGED, RuntimeError) as error:
         source.fail(None, f"not a valid npz archive ({error})", COPY_AGAIN)
     if others:
         run.assumptions.append(f"members that are no arrays left out: {listed(others)}")
@@ -154,7 +154,7 @@ def _array(source: Source, name: str, data: bytes) -> np.ndarray:
             source.fail(quoted(name), f"is of version {version[0]}.{version[1]} of .npy, which plain arrays do not need",
                         "save plain arrays with numpy.savez")
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = header(stream)
+        shape, is_fortran, dtype = header(stream)
     except ImportFault:
         raise
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
@@ -165,7 +165,14 @@ def _array(source: Source, name: str, data: bytes) -> np.ndarray:
     size, there = math.prod(shape) * dtype.itemsize, len(data) - stream.tell()
     if size != there:
         source.fail(quoted(name), f"claims {size} bytes of shape {list(shape)} and holds {there}", COPY_AGAIN)
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    if dtype.itemsize == 0:
+        source.fail(quoted(name), f"is of type {dtype.str}, whose elements hold nothing", "save numbers")
+    try:
+        if size == 0:
+            return np.zeros(shape, dtype)
+        return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape, order="F" if is_fortran else "C")
+    except (ValueError, OverflowError):
+        source.fail(quoted(name), f"has no possible shape: {list(shape)}", COPY_AGAIN)
 
 
 def _texts(source: Source, name: str, array: np.ndarray) -> list[str]:
@@ -177,8 +184,8 @@ def _texts(source: Source, name: str, array: np.ndarray) -> list[str]:
 
 
 def _step_of(source: Source, told, run: ImportedRun) -> int:
-    if told is not None and str(told).isdigit():
-        return int(told)
+    if told is not None and str(told).isdecimal():
+        return whole(source, "step", str(told))
     step = source.step_of_path()
     if step is None:
         run.assumptions.append("neither the file nor its path names a step: 0")
@@ -215,6 +222,7 @@ def _read_arrays(source: Source, arrays: dict[str, np.ndarray], run: ImportedRun
     if step_name is not None:
         rows = _steps(source, step_name, arrays[step_name])
         run.steps = [Step(number) for number in rows]
+        source.bound(len(rows) * sum(array.ndim == 1 for array in arrays.values()), "numbers in arrays of one a step")
     else:
         run.steps = [Step(_step_of(source, None, run))]
     skipped = []
@@ -289,6 +297,7 @@ def _read_series(run: ImportedRun, series: dict[str, np.ndarray], no_magnitudes:
 def _steps(source: Source, name: str, array: np.ndarray) -> list[int]:
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         source.fail(quoted(name), "is not a list of whole numbers", "give one whole number a step")
+    source.bound(array.size, "steps")
     return [int(n) for n in array]
 
 
@@ -311,6 +320,7 @@ def _read_matrices(source: Source, arrays: dict[str, np.ndarray], run: ImportedR
     else:
         run.steps = [Step(number) for number in range(S)]
         run.assumptions.append("no array is the step: rows are counted from 0")
+    source.bound(S * P, "cells")
     members = [m for m in ("max_abs", "nonfinite", "min_abs", "mean", "var") if m in arrays]
     for member in members:
         if arrays[member].shape != (S, P) or arrays[member].dtype.kind not in "fiu":

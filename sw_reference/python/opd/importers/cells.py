@@ -17,6 +17,7 @@ import re
 from opd.importers.source import Source
 
 _MOST_DIGITS = 19
+_MOST_SIZES = 64   # of a shape
 MISSING = frozenset({"", "none", "null", "n/a", "na", "#n/a", "<na>", "nil", "undefined", "no log", "-", "--"})
 _PRINTED = re.compile(r"(?i)^(?:[a-z_]+\.)*(?:tensor|array|[a-z]*float\d*|deviceArray|parameter)\(\s*(.*)\)$", re.S)
 _TENSORFLOW = re.compile(r"^<tf\.\w+.*\bnumpy=([^\s,>]+).*>$", re.S)
@@ -80,6 +81,11 @@ def whole(source: Source, place: int | str, digits: str, what: str = "step") -> 
     if len(digits) > _MOST_DIGITS:
         source.fail(place, f"a {what} of {len(digits)} digits", "correct the value")
     return int(digits)
+
+
+def is_shape(sizes, least: int = 0) -> bool:
+    """Whether a value of JSON is a list of sizes, none of which is below `least`."""
+    return isinstance(sizes, list) and len(sizes) <= _MOST_SIZES and all(type(n) is int and least <= n < 1 << 63 for n in sizes)
 
 
 def flag(cell) -> float | None:

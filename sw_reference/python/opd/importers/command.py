@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import argparse
 import re
+import resource
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +24,7 @@ from opd.texts import printable
 from opd.trace import FORMATS, KINDS, LABELS, TraceError
 
 SUFFIX = ".safetensors"
+MAX_MEMORY = 16 << 30   # bytes that an import may add to what the process has; what needs more is refused
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,15 +52,19 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         options = _options(arguments)
-        if arguments.join:
-            found = [(" ".join(arguments.files), *import_joined(arguments.files, arguments.importer, options))]
-        else:
-            found = [(file, *import_file(file, arguments.importer, options)) for file in arguments.files]
-        targets = _targets(arguments, [imported for _, _, traces in found for imported in traces])
-        for target, imported in targets:
-            imported.trace.write(target)
+        with _bounded_memory():
+            if arguments.join:
+                found = [(" ".join(arguments.files), *import_joined(arguments.files, arguments.importer, options))]
+            else:
+                found = [(file, *import_file(file, arguments.importer, options)) for file in arguments.files]
+            targets = _targets(arguments, [imported for _, _, traces in found for imported in traces])
+            for target, imported in targets:
+                imported.trace.write(target)
     except (ImportFault, TraceError, OSError) as error:
         print(printable(f"opd import: {error}"), file=sys.stderr)
+        return 2
+    except MemoryError:   # while traces are written
+        print("opd import: more memory is needed than there is; import the files one by one", file=sys.stderr)
         return 2
     targets = iter(targets)
     for file, name, traces in found:
@@ -64,6 +73,20 @@ def main(argv: list[str] | None = None) -> int:
         for text in traces[0].of_source:
             print(printable(f"  assumed for the file: {text}"))
     return 0
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Lets the process have MAX_MEMORY more than it has, or what its limit allows already."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", encoding="ascii") as status:
+        limit = int(status.read().split()[0]) * resource.getpagesize() + MAX_MEMORY
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def summary(file: str, importer: str, imported: Imported, target: Path) -> str:
@@ -106,9 +129,9 @@ def _targets(arguments, traces: list[Imported]) -> list[tuple[Path, Imported]]:
     else:
         out.mkdir(parents=True, exist_ok=True)
         targets = [(out / f"{imported.trace.name}{SUFFIX}", imported) for imported in traces]
-    paths = [path for path, _ in targets]
-    for path in paths:
-        if paths.count(path) > 1:
+    paths = Counter(path for path, _ in targets)
+    for path, count in paths.items():
+        if count > 1:
             raise ImportFault(str(path), None, "two traces would have this file", "import them one by one, with --name")
         if any(path.exists() and path.samefile(file) for file in arguments.files):
             raise ImportFault(str(path), None, "is the file that is read", "give another --out")

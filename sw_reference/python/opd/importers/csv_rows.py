@@ -85,6 +85,7 @@ def read_rows(source: Source, run: ImportedRun) -> tuple[list[str], Rows, str]:
     if _SEPARATOR.match(lines[0][1].encode()) and len(lines) > 1:
         lines.pop(0)
     delimiter = delimiter_of(lines[0][1])
+    source.bound(source.data.count(delimiter.encode()) + len(lines), "cells")
     records = list(_records(source, lines, delimiter))
     header, rows, columns, again = None, [], {}, 0
     for at, (number, cells) in enumerate(records):

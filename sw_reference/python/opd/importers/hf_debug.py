@@ -99,9 +99,9 @@ class _Report:
             self.finish()   # other output of the job
 
     def _starts(self, batch: int) -> None:
-        """The frames before this mark are of the batch before it."""
-        for frame in self.frames:
-            if frame[0] is None:
+        """The frames before the first mark are of the batch before it."""
+        if self.batch is None:
+            for frame in self.frames:
                 frame[0] = batch - 1
         self.batch = batch
 
@@ -115,23 +115,23 @@ class _Report:
         if self.detected is not None and not shows:
             self.run.not_understood(self.detected_line,
                                     f"Detected inf/nan during batch_number={self.detected}, but no frame shows it")
-        step = None
+        step, begin = None, len(self.run.steps)
+        calls: dict[str, int] = {}
         for batch, number, module, tensors in self.frames:
             if batch is None and self.detected is None and _NO_BATCH not in self.run.assumptions:
                 self.run.assumptions.append(_NO_BATCH)
             batch = batch if batch is not None else self.detected if self.detected is not None else 0
             if step is None or step.step != batch:
-                step = Step(batch, number)
+                step, calls = Step(batch, number), {}
                 self.run.steps.append(step)
             for tensor, stat in tensors.items():
                 name = call = f"{module}.{tensor}"
-                calls = 1
                 while call in step.stats:   # a module that runs several times in one pass
-                    calls += 1
-                    call = f"{name}#{calls}"
+                    calls[name] = calls.get(name, 1) + 1
+                    call = f"{name}#{calls[name]}"
                 kind = "activation" if tensor.startswith(("input", "output")) else "weight"
                 self.run.probe(call, kind)
                 step.stats[call] = stat
-        self.run.steps = [step for step in self.run.steps if step.stats]
+        self.run.steps[begin:] = [step for step in self.run.steps[begin:] if step.stats]
         self.is_open, self.detected, self.announced, self.elided, self.batch, self.frames = False, None, None, False, None, []
         self.detected_line = None

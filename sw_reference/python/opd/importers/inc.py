@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 
+from opd.importers.cells import number
 from opd.importers.run import ImportedRun, Stat, Step
 from opd.importers.source import COPY_AGAIN, Source
 from opd.texts import quoted
@@ -52,7 +53,7 @@ def read(source: Source) -> ImportedRun:
             source.fail(line, f"{quoted(name)} is not a magnitude or a list of them", COPY_AGAIN)
         channels += len(values) > 1
         run.probe(name, kind)
-        largest = math.nan if any(math.isnan(v) for v in values) else max(map(float, values))
+        largest = math.nan if any(isinstance(v, float) and math.isnan(v) for v in values) else max(map(number, values))
         step.stats[name] = Stat(line, largest)
 
     for module, node in nodes.items():

@@ -20,7 +20,7 @@ import re
 
 from opd.importers.names import is_evaluation, is_step, meaning
 from opd.importers.run import ImportedRun
-from opd.importers.source import COPY_AGAIN, DuplicateKey, Source, unique
+from opd.importers.source import COPY_AGAIN, DuplicateKey, Source, unique, whole_or_real
 from opd.texts import quoted
 
 Rows = list[tuple[int, dict]]
@@ -30,14 +30,7 @@ _SUSPECT = re.compile(r"(?i)overflow|\bnan\b|\binf\b|infinity|non-?finite|\bloss
 _BEGINS = re.compile(r'\{\s*"')
 _BETWEEN = re.compile(r"[\s,]*")
 _MOST_NUMBERS = 64   # of a list that becomes columns
-_MOST_DIGITS = 400   # of a whole number; a double ends at 309
-
-
-def _whole(digits: str) -> int | float:
-    return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_int=_whole)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_int=whole_or_real)
 
 
 def is_rows(source: Source) -> float:
@@ -64,6 +57,7 @@ def _is_known(row: dict) -> bool:
 
 def read_rows(source: Source, run: ImportedRun) -> Rows:
     """The rows of the file. Raises ImportFault with the line."""
+    source.bound_json()
     lines = [(number, line) for number, line in source.lines() if line.strip()]
     first = _value(lines[0][1])
     is_alone = len(lines) == 1 or not isinstance(first, dict) and lines[0][1].lstrip()[:1] in ("{", "[")

@@ -244,11 +244,10 @@ def read_series(run: ImportedRun, series: Series, stats: dict[str, list[tuple[in
                 is_line: bool) -> Choice:
     """Adds named series of numbers, and of statistics of tensors, to the run. The place of a point is a line where `is_line`,
     else the number of a record."""
-    copies = 0
-    for tag, numbers in series.items():
-        kept = [at for i, at in enumerate(numbers) if not i or repr(at[::2]) != repr(numbers[i - 1][::2])]
-        copies += len(numbers) - len(kept)
-        series = {**series, tag: kept}
+    told_points = sum(map(len, series.values()))
+    series = {tag: [at for i, at in enumerate(numbers) if not i or repr(at[::2]) != repr(numbers[i - 1][::2])]
+              for tag, numbers in series.items()}
+    copies = told_points - sum(map(len, series.values()))
     tensors: dict[str, dict[str, str]] = {}   # probe -> {statistic: tag}
     for tag in list(series):
         if parts := statistic_of(tag):

@@ -15,6 +15,7 @@ import json
 import math
 import re
 
+from opd.importers.cells import is_shape
 from opd.importers.metrics import tensor_stat
 from opd.importers.names import format_of, kind_of
 from opd.importers.run import ImportedRun, Step
@@ -91,7 +92,7 @@ class _DumpReader:
             self.source.fail(self.source.line_of(operator), f"tensor {quoted(name)}: {wrong}", COPY_AGAIN)
         if not isinstance(dtype, str):
             fail("dtype is not text")
-        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        if not is_shape(shape):
             fail("shape is not a list of sizes")
         fields = {}
         for key, field in (("Max", "max"), ("Min", "min"), ("Mean", "mean")):
@@ -242,7 +243,7 @@ def _monitor_shape(source: Source, number: int, cells: dict[str, str]) -> tuple[
         return None
     try:
         shape = json.loads(cells["shape"])
-        if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
+        if not is_shape(shape, 1):
             raise ValueError
     except ValueError:
         source.fail(number, f"shape: {quoted(cells['shape'])} is not a list of sizes", COPY_AGAIN)

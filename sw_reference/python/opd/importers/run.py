@@ -19,6 +19,7 @@ from opd.texts import quoted
 from opd.trace import COUNTS, FORMATS, MAX_PROBES, SERIES, Probe, Trace, TraceWriter, element_statistics
 
 MAX_SEGMENTS = 256   # more restarts than that is a file whose steps have no order
+MAX_CELLS = 1 << 25   # steps x probes of all traces of a file: where each row tells another probe, a trace is the square of it
 OPTIONAL = ("min_abs", "mean", "var", "saturated", "subnormal", "zero")
 
 
@@ -30,7 +31,7 @@ class SourceProbe:
     shape: tuple[int, ...] | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Stat:
     """One probe at one step; None where the source has no value. max_abs may be Inf or NaN, as the source has it."""
     line: int | None = None
@@ -54,7 +55,7 @@ class Stat:
         self.mean = self.var = self.elements = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """One training step, or what of it one stretch of the source tells."""
     step: int
@@ -198,7 +199,7 @@ def build(run: ImportedRun, sources: list[Source], importer: str, options: Optio
     name = options.name or short_name(source.stem)
     built, names = [], _run_names(run, name)
     for run_name, part in names.items():
-        built += _build_run(part, sources, importer, options, run_name)
+        built += _build_run(part, sources, importer, options, run_name, sum(imported.trace.max_abs.size for imported in built))
     return built
 
 
@@ -216,12 +217,14 @@ def _run_names(run: ImportedRun, name: str) -> dict[str, ImportedRun]:
     return named
 
 
-def _build_run(run: ImportedRun, sources: list[Source], importer: str, options: Options, name: str) -> list[Imported]:
+def _build_run(run: ImportedRun, sources: list[Source], importer: str, options: Options, name: str, cells: int) -> list[Imported]:
+    """cells: of the traces before."""
     source = sources[0]
     segments, restarts = _segments(run, options.restarts)
     built = []
     for number, steps in enumerate(segments, 1):
-        builder = _Builder(run, steps, options)
+        builder = _Builder(run, steps, options, cells)
+        cells += len(steps) * len(builder.names)
         assumptions = builder.assumptions
         if restarts and options.restarts == "split":
             assumptions.append(f"the steps go back {_times(restarts)}: trace {number} of {len(segments)}")
@@ -289,7 +292,7 @@ def _segments(run: ImportedRun, restarts: str) -> tuple[list[list[Step]], int]:
 class _Builder:
     """One trace: what the source has, completed by the rules of docs/importing.md."""
 
-    def __init__(self, run: ImportedRun, steps: list[Step], options: Options):
+    def __init__(self, run: ImportedRun, steps: list[Step], options: Options, cells: int):
         self.run, self.steps, self.options = run, steps, options
         self.assumptions: list[str] = []
         self._became_infinite = self._clamped = self._cut_counts = 0
@@ -302,11 +305,20 @@ class _Builder:
         if len(self.names) > MAX_PROBES:
             steps[0].source.fail(None, f"{len(self.names)} probes, more than the {MAX_PROBES} op ids",
                                  "choose some with --match")
+        if cells + len(steps) * len(self.names) > MAX_CELLS:
+            others = f" beside {cells} of other traces" if cells else ""
+            steps[0].source.fail(None, f"{len(steps)} steps x {len(self.names)} probes are more than {MAX_CELLS} values{others}",
+                                 "choose probes with --match, or split the file")
         probes = [run.probes[name] for name in self.names]
         self.trace_probes = [Probe(name, options.kind or probe.kind, probe.format or options.format or "FP32",
                                    probe.shape or ())
                              for name, probe in zip(self.names, probes)]
         self._tell_guesses(probes)
+        for probe in self.trace_probes:
+            if probe.elements >= 1 << 63:
+                step = next(step for step in steps if probe.name in step.stats)
+                step.source.fail(step.stats[probe.name].line, f"probe {quoted(probe.name)} has a shape of more than 2^63-1 elements",
+                                 "correct the shape")
         self._op = {name: op for op, name in enumerate(self.names)}
         self._read_cells()
 

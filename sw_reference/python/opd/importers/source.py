@@ -2,12 +2,16 @@
 
 A file is read once, whole; what compressed it (gzip, bzip2, xz, a zip of one file) is undone, within bounds, and UTF-16 and
 UTF-32 text becomes UTF-8. Its SHA-256 is that of the bytes on disk, so that a trace can name its source.
+
+What a file may cost is bounded: MAX_BYTES of it, MAX_VALUES that it tells, MAX_DIGITS of a number, MAX_WRONG characters of it in an
+error.
 """
 from __future__ import annotations
 
 import bz2
 import codecs
 import csv
+import functools
 import gzip
 import hashlib
 import io
@@ -15,6 +19,7 @@ import json
 import lzma
 import os
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,7 +29,10 @@ from typing import BinaryIO
 
 from opd.texts import printable, quoted
 
-MAX_BYTES = 4 << 30    # after decompression; telemetry is megabytes, and a compressed file may claim anything
+MAX_BYTES = 4 << 30    # of a file, also after decompression; telemetry is megabytes, and a compressed file may claim anything
+MAX_VALUES = 1 << 23   # cells of a table, values of JSON, lines of a report: each takes up to a kilobyte in memory
+MAX_DIGITS = 300       # of a whole number in JSON; a double ends at 309
+MAX_WRONG = 500        # characters of an error that say what is wrong: texts of a file and of libraries have no end of their own
 MAX_RATIO = 200        # decompressed to compressed bytes, above FREE_BYTES: logs have 5 to 50
 FREE_BYTES = 256 << 20
 MAX_LAYERS = 4         # a gzip in a zip in ...
@@ -42,6 +50,8 @@ class ImportFault(ValueError):
 
     def __init__(self, file: str, place: int | str | None, wrong: str, remedy: str):
         where = file if place is None else f"{file}:{place}"
+        if len(wrong) > MAX_WRONG:
+            wrong = wrong[:MAX_WRONG] + "..."
         super().__init__(printable(f"{where}: {wrong}; {remedy}").replace("\n", "?"))
         self.file = file
         self.place = place
@@ -62,6 +72,8 @@ class Source:
             if not Path(file).is_file() and Path(file).exists():
                 wrong = "is a directory" if Path(file).is_dir() else "is not a regular file"
                 raise ImportFault(file, None, wrong, "give the path of a file")
+            if Path(file).stat().st_size > MAX_BYTES:
+                raise ImportFault(file, None, "has more than 4 GiB", "split it, and import the parts with --join")
             data = Path(file).read_bytes()
         except (OSError, ValueError) as error:
             if isinstance(error, ImportFault):
@@ -100,13 +112,32 @@ class Source:
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Number (from 1) and text of each line, without its end. UTF-8; a byte that is not is an error with its line."""
-        for number, line in enumerate(self.data.split(b"\n"), 1):
+        for number, line in enumerate(self._split(), 1):
+            if number > MAX_VALUES:
+                self.fail(number, f"more than {MAX_VALUES} lines", _SPLIT)
             if b"\0" in line:
                 self.fail(number, "holds a NUL byte: not a text", COPY_AGAIN)
             try:
                 yield number, line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 self.fail(number, "is not UTF-8 text", "convert the file to UTF-8, or copy it again if it is damaged")
+
+    def _split(self) -> Iterator[bytes]:
+        """The lines, as of bytes.split, but one after the other."""
+        at = 0
+        while (end := self.data.find(b"\n", at)) >= 0:
+            yield self.data[at:end]
+            at = end + 1
+        yield self.data[at:]
+
+    def bound(self, count: int, what: str) -> None:
+        """Refuses a file that tells more values than are read. Raises ImportFault."""
+        if count > MAX_VALUES:
+            self.fail(None, f"holds {count} {what}, more than {MAX_VALUES}", _SPLIT)
+
+    def bound_json(self) -> None:
+        """The same of JSON, before it is parsed: each value but the first stands behind a bracket or a comma."""
+        self.bound(sum(map(self.data.count, (b",", b"[", b"{"))), "values")
 
     def output_lines(self) -> Iterator[tuple[int, str]]:
         """As lines(), for what a job printed: bytes that are no text (a hole of NUL bytes that a crashed node left, another
@@ -119,9 +150,10 @@ class Source:
 
     def json(self):
         """The JSON value of the file; NaN and Infinity are numbers, as Python's json module writes them."""
+        self.bound_json()
         try:
             text = self.data.decode("utf-8-sig")
-            return json.loads(text, object_pairs_hook=unique)
+            return json.loads(text, object_pairs_hook=unique, parse_int=_whole)
         except UnicodeDecodeError as error:
             self.fail(self.line_at(error.start), "is not UTF-8 text", COPY_AGAIN)
         except DuplicateKey as error:
@@ -130,8 +162,8 @@ class Source:
             self.fail(None, "JSON nested too deep", COPY_AGAIN)
         except json.JSONDecodeError as error:
             self.fail(error.lineno, f"not valid JSON: {error.msg}", COPY_AGAIN)
-        except ValueError as error:   # a whole number of more digits than Python converts
-            self.fail(None, f"not valid JSON: {error}", "correct the number")
+        except LongNumber as error:
+            self.fail(self.line_at(self.data.find(error.digits.encode())), str(error), "correct the number")
 
     def line_at(self, offset: int) -> int:
         """The line of a byte."""
@@ -139,10 +171,18 @@ class Source:
 
     def line_of(self, key: str) -> int | None:
         """The line where the JSON key first stands, for an error about its value."""
-        at = self.data.find(json.dumps(key, ensure_ascii=False).encode())
-        if at < 0:
-            at = self.data.find(json.dumps(key).encode())
-        return None if at < 0 else self.line_at(at)
+        spellings = (json.dumps(key, ensure_ascii=False).encode("utf-8", "surrogatepass"), json.dumps(key).encode())
+        return next((self._texts[text] for text in spellings if text in self._texts), None)
+
+    @functools.cached_property
+    def _texts(self) -> dict[bytes, int]:
+        """Every text of JSON in the file, as it stands there, and the line where it first does."""
+        lines: dict[bytes, int] = {}
+        line, at = 1, 0
+        for found in _JSON_TEXT.finditer(self.data):
+            line, at = line + self.data.count(b"\n", at, found.start()), found.start()
+            lines.setdefault(found[0], line)
+        return lines
 
 
 def csv_cells(source: Source, number: int, line: str, delimiter: str = ",") -> list[str]:
@@ -151,6 +191,29 @@ def csv_cells(source: Source, number: int, line: str, delimiter: str = ",") -> l
         return next(csv.reader([line], delimiter=delimiter, strict=True), [])
     except csv.Error as error:
         source.fail(number, f"not valid CSV: {error}", COPY_AGAIN)
+
+
+_SPLIT = "split it, and import the parts with --join"
+_JSON_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
+
+
+class LongNumber(ValueError):
+    """A whole number in JSON that has more than MAX_DIGITS digits."""
+
+    def __init__(self, digits: str):
+        super().__init__(f"a whole number of {len(digits.lstrip('-'))} digits")
+        self.digits = digits
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise LongNumber(digits)
+    return int(digits)
+
+
+def whole_or_real(digits: str) -> int | float:
+    """A whole number in JSON; one of more than MAX_DIGITS digits is beyond a double, which is Inf. For json's parse_int."""
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
 
 
 class DuplicateKey(ValueError):
@@ -172,7 +235,7 @@ def unique(pairs: list[tuple[str, object]]) -> dict:
 
 _COMPRESSIONS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _UNREAD = {b"\x28\xb5\x2f\xfd": "Zstandard", b"\x04\x22\x4d\x18": "LZ4", b"7z\xbc\xaf\x27\x1c": "7-Zip", b"Rar!": "RAR"}
-_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile)  # of what unpacks
 
 
 def _unpacked(data: bytes, file: str) -> bytes:
@@ -194,7 +257,9 @@ def _unpacked(data: bytes, file: str) -> bytes:
                         data = read_bounded(stream, len(data), file)
             else:
                 return data
-        except _DAMAGED as error:
+        except ImportFault:
+            raise
+        except DAMAGED as error:
             if data.startswith(b"PK") and b".npy" in data[:512]:
                 return data   # the importer of arrays says what is wrong with it
             raise ImportFault(file, None, f"cannot be decompressed ({error})", COPY_AGAIN) from None

@@ -23,7 +23,7 @@ from opd.importers.names import (BLAND, EPOCHS, KINDS, MAGNITUDES, METRIC_NAMES,
                                  is_step, key, kind_of, may_be_operator, meaning, statistic_of, words)
 from opd.importers.metrics import (FLAGS, SCALARS, UNKNOWN, Choice, check_scalars, choose, probe_kind, read_series, row_values,
                                    tell, tensor_stat, told_at)
-from opd.importers.run import ImportedRun, Stat, Step, listed
+from opd.importers.run import MAX_CELLS, ImportedRun, Stat, Step, listed
 from opd.importers.scalars import PROBES, Row, read_rows
 from opd.importers.source import Source
 from opd.texts import quoted
@@ -77,6 +77,8 @@ class Jsonl:
         if not rows:
             source.fail(None, "holds no rows", "give the file of a run that has logged something")
         columns = list(dict.fromkeys(column for _, row in rows for column in row))
+        if len(rows) * len(columns) > MAX_CELLS:
+            source.fail(None, f"{len(rows)} rows x {len(columns)} keys are more than {MAX_CELLS} cells", "write the same keys in each row, or split it")
         _read(source, run, _Table(source, columns, rows, nulls_are_told=True))
         return run
 
@@ -207,8 +209,10 @@ class _Table:
         parse = cells.flag if meaning(column).what in FLAGS else self._number
         numbers, texts = [], []
         for at, (line, row) in enumerate(self.rows):
+            if column not in row:
+                continue
             try:
-                if (value := parse(row.get(column))) is not None:
+                if (value := parse(row[column])) is not None:
                     numbers.append((at, value))
             except ValueError:
                 texts.append((line, str(row[column])))
@@ -419,7 +423,7 @@ class _Table:
             overflow = overflow or at in events
             found = {_free(name): stat for name, stat in self._tensor_stats(run, line, row, tensors).items()}
             for column in (*plain, *choice.probes):
-                if (value := self.number(line, column, row.get(column))) is not None:
+                if column in row and (value := self.number(line, column, row[column])) is not None:
                     found[_free(column)] = Stat(line, abs(value))
             if not values and not overflow and not found and at not in told:
                 continue
@@ -478,7 +482,7 @@ class _Table:
         stats = {}
         for name, columns in tensors.items():
             fields = {field: value for column, field in columns.items()
-                      if (value := self.number(line, column, row.get(column))) is not None}
+                      if column in row and (value := self.number(line, column, row[column])) is not None}
             if fields:
                 stats[name] = tensor_stat(run, name, fields, line)
         return stats
@@ -577,7 +581,8 @@ class _Table:
         column = self.keys.get("shape")
         if column is not None and row.get(column):
             sizes = re.findall(r"\d+", str(row[column]))
-            if not re.fullmatch(r"[\[(]?[\d, x]*[\])]?", str(row[column])) or any(int(n) == 0 for n in sizes):
+            if not re.fullmatch(r"[\[(]?[\d, x]*[\])]?", str(row[column]), re.A) or any(
+                    len(n) > 19 for n in sizes) or not cells.is_shape([int(n) for n in sizes], 1):
                 self.source.fail(line, f"{column}: {quoted(str(row[column]))} is not a shape", "write it as \"[2, 4]\"")
             return tuple(map(int, sizes))
         count = fields.get("elements")

@@ -1,7 +1,8 @@
 """TensorBoard event files: scalars and histograms.
 
-Format: TFRecord of tensorflow Event messages. The record reader and the messages are those of the package tensorboard, which
-checks the CRC of every record; it is imported only when an event file is read.
+Format: TFRecord of tensorflow Event messages: length (8 bytes), CRC of the length, message, CRC of the message. CRC and messages are
+those of the package tensorboard, which is imported only when an event file is read. Its record reader and its tensors are not: the one
+takes the memory that a length claims, the other that a shape claims, before it looks at what is there.
 
 Scalars, as values or (Keras, tf.summary) as tensors of one number, are read by name (metrics.py): "train/loss" is the loss,
 "loss_cls" a further one, "eval/loss" an evaluation. Keras' "epoch_loss" counts by epochs, "batch_loss" by steps; all scalars of a
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import tempfile
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,10 @@ from opd.importers.names import is_evaluation, kind_of, words
 from opd.importers.run import ImportedRun, Stat, listed
 from opd.importers.source import COPY_AGAIN, Source
 from opd.texts import quoted
+
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_MOST_ELEMENTS = 2.0**62
 
 NAME = "tensorboard"
 WHAT = "TensorBoard event file"
@@ -40,7 +45,10 @@ def read(source: Source) -> ImportedRun:
     counts: dict[str, int] = {}
     others: dict[str, None] = {}
     run = ImportedRun(framework="TensorBoard")
+    told = 0
     for number, event in _events(source):
+        told += len(event.summary.value)
+        source.bound(told, "values")
         for value in event.summary.value:
             kind = value.WhichOneof("value")
             if kind == "simple_value":
@@ -101,31 +109,35 @@ def _events(source: Source):
     try:
         from google.protobuf.message import DecodeError
         from tensorboard.compat.proto import event_pb2
-        from tensorboard.compat.tensorflow_stub import errors
-        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
     except ImportError:
         source.fail(None, "needs the Python package tensorboard", "install it: scripts/setup")
-    with tempfile.NamedTemporaryFile(prefix="opd-import-") as file:   # the reader takes a path, the source may be compressed
-        file.write(source.data)
-        file.flush()
-        reader = PyRecordReader_New(file.name)
-        for number in itertools.count(1):
-            # The reader of EventFileLoader, but not that class: it takes a damaged record for the end of the file.
-            try:
-                reader.GetNext()
-                yield number, event_pb2.Event.FromString(reader.record())
-            except errors.OutOfRangeError:
-                return
-            except errors.DataLossError as error:
-                wrong = "is cut off" if "truncated" in str(error) else "fails its CRC check"
-                source.fail(f"record {number}", wrong, COPY_AGAIN)
-            except DecodeError:
-                source.fail(f"record {number}", "is not an Event message", COPY_AGAIN)
+    data, at = memoryview(source.data), 0
+
+    def checked(size: int) -> bytes:
+        """The next bytes, which their CRC follows."""
+        nonlocal at
+        if len(data) - at < size + _CRC.size:
+            source.fail(f"record {number}", "is cut off", COPY_AGAIN)
+        content = bytes(data[at:at + size])
+        if masked_crc32c(content) != _CRC.unpack_from(data, at + size)[0]:
+            source.fail(f"record {number}", "fails its CRC check", COPY_AGAIN)
+        at += size + _CRC.size
+        return content
+
+    for number in itertools.count(1):
+        if at == len(data):
+            return
+        size, = _LENGTH.unpack(checked(_LENGTH.size))
+        try:
+            yield number, event_pb2.Event.FromString(checked(size))
+        except DecodeError:
+            source.fail(f"record {number}", "is not an Event message", COPY_AGAIN)
 
 
 def _histogram(histogram, number: int) -> tuple[Stat, int]:
     """Stat and element count of a HistogramProto."""
-    count = histogram.num
+    count = min(histogram.num, _MOST_ELEMENTS) if histogram.num >= 1 else 0
     mean = histogram.sum / count if count else None
     var = max(0.0, histogram.sum_squares / count - mean * mean) if count and math.isfinite(histogram.sum) else None
     is_bad = math.isnan(histogram.sum) or math.isinf(histogram.sum) or math.isnan(histogram.sum_squares)
@@ -141,8 +153,13 @@ def _tensor(source: Source, number: int, value) -> np.ndarray | None:
     """The numbers of a tensor; None for texts and graphs."""
     from tensorboard.util import tensor_util
     try:
+        sizes = [dim.size for dim in value.tensor.tensor_shape.dim]
+        if min(sizes, default=1) < 0:
+            raise ValueError
+        if math.prod(sizes) > value.ByteSize():
+            return None   # one value, said to stand for many
         numbers = tensor_util.make_ndarray(value.tensor)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, KeyError, AttributeError):
         source.fail(f"record {number}", f"tag {quoted(value.tag)} holds no readable tensor", COPY_AGAIN)
     return numbers if numbers.dtype.kind in "fiu" and numbers.size or numbers.dtype.name == "bfloat16" else None
 
@@ -158,4 +175,4 @@ def _buckets(buckets: np.ndarray, number: int) -> tuple[Stat, int]:
     edges = buckets[:, :2].astype(np.float64)
     largest = _largest(float(edges[0, 0]), float(edges[-1, 1])) if np.isfinite(edges).all() else math.nan
     counts = buckets[:, 2]
-    return Stat(number, largest, 0), int(counts.sum()) if np.isfinite(counts).all() else 1
+    return Stat(number, largest, 0), int(min(max(counts.sum(), 0), _MOST_ELEMENTS)) if np.isfinite(counts).all() else 1

@@ -10,6 +10,7 @@ import re
 from opd.importers.logs import (apex, colossalai, deepspeed, dllogger, fairseq, gnmt, hf_trainer, loops, maxtext, megatron,
                                 mindspore, mlperf, nanogpt, nemo, openmmlab, paddle, progress, torchtitan)
 from opd.importers.logs.lines import Line, lines
+from opd.importers.logs.metrics import REAL, number
 from opd.importers.logs.reading import EPOCH, EVALUATION, FALLBACK, KNOWN, MARK, SCALE, TORN, Reading, Tool
 from opd.importers.logs.rows import Entry, note, selected
 from opd.importers.logs.steps import rows_of
@@ -36,8 +37,9 @@ _OF_A_TOOL = re.compile(rb"iteration +\d+/|OVERFLOW!|[Ss]kipping step|:::ML|DLLL
                         rb"Epoch(?:\(train\))? *\[|Iter\(train\)|loss scale|global step \d|reduced_train_loss|  loss:|skipped=\d|"
                         rb"iter \d+: loss|overflow|, loss is |step:\[")   # what a file named like a table may be none for
 _LONG = re.compile(r"(?i)loss[\"']?\s*[:=]\s*[\"']?[-+\d.n]|overflow")   # of a line that is too long to be read
-_SCALE_ALONE = re.compile(r"(?i)^[\"']?(?:loss|grad)[ _-]?scale[\"']?\s*[:=]\s*(\d[\d.,e+]*),?$")
+_SCALE_ALONE = re.compile(rf"(?i)^[\"']?(?:loss|grad)[ _-]?scale[\"']?\s*[:=]\s*(?=\d)({REAL}),?$")
 MAX_LINE = 1 << 16   # characters; what is longer is no line of a log
+MAX_ENTRIES = 1 << 21   # lines that tell something, kilobytes each in memory
 LOOP = 1.4           # above a table whose header could be one, below lines of JSON: other importers' 1 and 1.5
 PEEK_LINES = 20000   # after the first line of a training loop, to find one of a known tool
 
@@ -83,6 +85,8 @@ def read(source: Source) -> ImportedRun:
                 source.fail(line.number, f"{entry.tool}: {entry.reading.text}: {quoted(line.text)}", "correct the number")
             model = entry.reading.model or model
             entries.append(entry)
+            if len(entries) > MAX_ENTRIES:
+                source.fail(line.number, f"more than {MAX_ENTRIES} lines that tell a metric", "split the log")
         elif _is_suspect(line):
             note(run, line)
     counters = dict.fromkeys(entry.reading.counter for entry in entries if entry.reading.counter)
@@ -121,7 +125,7 @@ def _entry(line: Line) -> Entry | None:
     if line.bar is None and not _WORDS.search(line.text) or len(line.text) > MAX_LINE:
         return None
     if found := _SCALE_ALONE.match(line.text):
-        return Entry(line, loops.NAME, Reading(SCALE, {"loss_scale": float(found[1].replace(",", ""))}))
+        return Entry(line, loops.NAME, Reading(SCALE, {"loss_scale": number(found[1])}))
     for tool in TOOLS:
         reading = tool.read(line)
         if reading is not None:

@@ -35,7 +35,8 @@ def read(line: Line) -> Reading | None:
     """The reading of a line of apex's, None for any other."""
     text = line.text
     if found := _SKIPPING.search(text):
-        scaler = f".scaler{int(found[1])}" if found[1] and int(found[1][:9]) else ""
+        number_of_scaler = (found[1] or "").lstrip("0")
+        scaler = f".scaler{number_of_scaler}" if number_of_scaler else ""
         return Reading(OVERFLOW, {"scale_after": number(found[2])}, scaler=scaler)
     if found := _FP16.search(text):
         return Reading(OVERFLOW, {"scale_attempted": number(found[1]), "scale_after": number(found[2])}, part="step")

@@ -52,7 +52,7 @@ _KNOWN = re.compile(r"No Grad overflow for \d+ iterations|Increasing dynamic los
                     r"overflow (?:before|after) clearing gradients")
 _BEGUN = re.compile(r"OVERFLOW! (?:Rank |Skipping)|Overflow detected\. Skipping|Grad overflow on iteration|"
                     r"(?:Reducing|Using) dynamic loss scale (?:from|of)|\bstep=\d+, skipped=|\bdynamic loss scale overflow!")
-_RANK = re.compile(r"\[Rank (\d+)\]")
+_RANK = re.compile(r"\[Rank (\d{1,9})\]")
 
 
 def read(line: Line) -> Reading | None:

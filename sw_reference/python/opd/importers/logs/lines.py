@@ -28,17 +28,18 @@ _PREFIXES = (
     re.compile(r"\((?P<rank>[^()]{0,60}\bpid=\d+[^()]{0,40})\)\s"),
     re.compile(r"\[pod/(?P<rank>[^\]]+)\]\s"),
     re.compile(r"(?P<rank>[\w.-]{1,60}-\d+)\s+\|\s"),
-    re.compile(r"(?P<rank>[A-Za-z][\w-]*[-.]?\d[\w.-]*|\d{1,3}(?:\.\d{1,3}){3}):\s(?=\[?\d{4}[-/])"),
+    re.compile(r"(?P<rank>[A-Za-z][\w-]{0,60}[-.]?\d[\w.-]{0,60}|\d{1,3}(?:\.\d{1,3}){3}):\s(?=\[?\d{4}[-/])"),
     re.compile(rf"\[?{_TIME}\]?(?=[\s:|\[]|$)(?:\s*[:|](?=\s)|\s)*"),
 )
 _IN_TEXT = re.compile(r"(?i)(?<![\w-])rank\s?[:=]?\s?(\d{1,5})\b")
 
-# tqdm, Lightning and friends: "Epoch 3:  50%|#####     | 50/100 [00:01<00:01, 49.6it/s, loss=2.31]".
-_BAR = re.compile(r"(?P<description>[^|]*?)(?<!\d)(?P<percent>\d{1,3})%\|[^|]*\|\s*(?P<done>\d+)/(?P<total>\d+)"
+# tqdm, Lightning and friends: "Epoch 3:  50%|#####     | 50/100 [00:01<00:01, 49.6it/s, loss=2.31]". The description is what stands
+# before, back to a character that it cannot have: searching for it forwards would take the square of a long line.
+_BAR = re.compile(r"(?<!\d)(?P<percent>\d{1,3})%\|[^|]*\|\s*(?P<done>\d+)/(?P<total>\d+)"
                   r"\s*\[(?P<rest>[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]")
 # The same where the total is not known: "Epoch 1: : 12it [00:05,  2.3it/s, loss=2.31]".
-_OPEN_BAR = re.compile(
-    r"(?P<description>[^|\[\]]*?)(?<![\d.])(?P<done>\d+)(?:it|steps?|batch(?:es)?|ba) \[(?P<rest>\d+:\d\d[^\[\]]*)\]")
+_OPEN_BAR = re.compile(r"(?<![\d.])(?P<done>\d+)(?:it|steps?|batch(?:es)?|ba) \[(?P<rest>\d+:\d\d[^\[\]]*)\]")
+_NO_DESCRIPTION = {_BAR: "|", _OPEN_BAR: "|[]"}
 _EPOCH = re.compile(r"(?i)\bepochs?\s*[:=#\[]*\s*(\d+)")
 
 
@@ -90,13 +91,14 @@ def _pieces(number: int, text: str) -> Iterator[Line]:
     pattern = _BAR if "%|" in text else _OPEN_BAR if " [" in text else None
     for found in pattern.finditer(text) if pattern else ():
         done, total = whole(found["done"]), whole(found["total"]) if pattern is _BAR else 0
+        begin = max(text.rfind(c, at, found.start()) + 1 for c in _NO_DESCRIPTION[pattern]) or at
         if done is None or total is None or pattern is _BAR and done > total:
             continue
-        description = found["description"].strip()
+        description = text[begin:found.start()].strip()
         if description and _is_message(description):   # a message that the bar was drawn behind
             yield Line(number, description, rank)
             description = ""
-        yield Line(number, found[0].strip(), rank, Bar(description.rstrip(": "), done, total, found["rest"]))
+        yield Line(number, text[begin:found.end()].strip(), rank, Bar(description.rstrip(": "), done, total, found["rest"]))
         at = found.end()
     rest = text[at:].strip()
     if rest:

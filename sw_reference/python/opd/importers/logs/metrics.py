@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from opd.importers.names import SCALAR_OF, key
+from opd.importers.source import whole_or_real
 
 # A number as Python, C, JavaScript and MSVC print it: 1.5e-3, 65,536, inf, NAN, -nan(ind), 1.#QNAN.
 REAL = (r"(?:[-+]?(?:1\.\#(?:INF|QNAN|SNAN|IND)\w*|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
@@ -28,13 +29,14 @@ def number(text: str) -> float:
 
 def whole(text: str | None) -> int | None:
     """A whole number that may be a step; None for none, and for more digits than a step has."""
-    return int(text) if text is not None and text.isdigit() and len(text) <= MAX_DIGITS else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def loose_json(text: str):
     """The value of JSON that a job printed: NaN and Infinity as other writers than Python's spell them, too. Raises ValueError."""
     try:
-        return json.loads(re.sub(r"(?i)(?<=[\s:,\[])([-+]?)(nan|inf(?:inity)?)(?=\s*[,}\]])", _json_constant, text))
+        return json.loads(re.sub(r"(?i)(?<=[\s:,\[])([-+]?)(nan|inf(?:inity)?)(?=\s*[,}\]])", _json_constant, text),
+                          parse_int=whole_or_real)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -63,10 +65,11 @@ EVALUATION = re.compile(r"(?i)(?:^|[\W_])(?:val|valid|validation|eval|evaluation
 SETTING = re.compile(r"(?i)(?:^|[\W_])(?:max|clip|clipping|coeff?|coefficient|weight|weights|factor|type|fn|function|window|ratio"
                      r"|threshold|alpha|beta|lambda|init|initial|static|dynamic|args|hysteresis|min|tolerance|patience|id|power"
                      r"|interval|curve|multiplier|decay|time|num|count|backend|reduction)(?=[\W_]|$)")
-_LOSS = r"[\w/.@-]*loss(?:es)?[\w/.@-]*"
-_NORM = r"[\w/.@-]*(?:grad(?:ient)?s?[_ ./-]?norm|gnorm|global[_ ]norm)[\w/.@-]*"
-_SCALE = r"[\w/.@-]*(?:loss|grad)[_ -]?scal(?:e|er|ing)(?![\w-]*[_-](?:window|factor|type|args|power))[\w/.@-]*"
-_RATE = r"(?:[\w/.-]*[/._-])?(?:lr|learning[_ ]rate|lrate)"
+# The parts of a name have an end: without one, a line of one long word takes the square of its length.
+_LOSS = r"[\w/.@-]{0,160}loss(?:es)?[\w/.@-]{0,160}"
+_NORM = r"[\w/.@-]{0,160}(?:grad(?:ient)?s?[_ ./-]?norm|gnorm|global[_ ]norm)[\w/.@-]{0,160}"
+_SCALE = r"[\w/.@-]{0,160}(?:loss|grad)[_ -]?scal(?:e|er|ing)(?![\w-]{0,160}[_-](?:window|factor|type|args|power))[\w/.@-]{0,160}"
+_RATE = r"(?:[\w/.-]{0,160}[/._-])?(?:lr|learning[_ ]rate|lrate)"
 _FIELDS = (("loss_scale", re.compile(rf"(?i)^(?:{_SCALE})$")), ("grad_norm", re.compile(rf"(?i)^(?:{_NORM}|norm)$")),
            ("lr", re.compile(rf"(?i)^{_RATE}(?:[-_/]\w*)?$")), ("loss", re.compile(rf"(?i)^(?:{_LOSS})$")))
 _AFTER = r"(?:\s+(?:train(?:ing)?|total|avg|average|mean|value))?"

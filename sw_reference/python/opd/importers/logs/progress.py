@@ -32,7 +32,7 @@ SPELLINGS = {
 }
 
 _KERAS = re.compile(r"^(\d+)/(\d+)\s+(?:\[[=>.\s]*\]|[━╸╺\x20]+(?=\d)|-)\s*.*?-\s+\w")
-_RICH = re.compile(r"^(.*?)\s*(?:[━╸╺─-]{3,})\s*(\d+)/(\d+)\s+\d+:\d\d:\d\d\s*\S\s*\S+\s+\S*it/s\s*(.*)$")
+_RICH = re.compile(r"^(.*?)(?<![━╸╺─-])[━╸╺─-]{3,}\s*(\d+)/(\d+)\s+\d+:\d\d:\d\d\s*\S\s*\S+\s+\S*it/s\s*(.*)$")
 _LAYERS = re.compile(r"^\d+\s*\|\s*\w+\s*\|\s*[A-Z]\w*\s*\|")
 _NOT_TRAINING = re.compile(
     r"(?i)\bvalid|\bsanity|\btest|\bpredict|\beval|\bloading|\bdownload|\bmap\b|\btokeniz|\bgenerat|\bfilter")

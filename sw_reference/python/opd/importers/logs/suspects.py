@@ -20,7 +20,7 @@ _DUMPS = _any(
     r"(?i:\b(?:args|arguments|hparams|hyper-?parameters|config(?:uration)?|settings|options|cfg)\b.{0,20}[:={(])",
     r"^\+", r"^\$ ", r"(?:^|\s)--?[a-z][\w-]+(?:[= ]\S+)?\s+--", r"\bpython3? \S+\.py\b", r"\btorchrun ", r"\bdeepspeed --")
 # "loss_scale: 0" and nothing else on the line.
-_ALONE = re.compile(r"^[-*\s]*[\"']?([\w./-]+)[\"']?\s*[:=]\s*([^\s,]+),?$")
+_ALONE = re.compile(r"^[-*\s]*[\"']?([\w./][\w./-]*)[\"']?\s*[:=]\s*([^\s,]+),?$")
 _CODE = _any(
     r"^(?:File \"|if |elif |else:|raise |assert |return |def |class |import |from \w[\w.]* import|print\(|logger\.)",
     r"^(?:for |while |with |try:|except|@|>>> |\w[\w.]* = [\w.]+\()", r"^\s*\^+\s*$")
@@ -31,8 +31,8 @@ _NEGATED = re.compile("(?i)" + "|".join((
     r"\bno (?:grad(?:ient)? )?overflow", r"\bwithout overflow", r"overflow[\w ]{0,12}[:=]?\s*(?:false|0\b|none|no\b)",
     r"(?:stack|integer|buffer) ?overflow", r"overflow(?:ing)?[_ ](?:tokens|text|to|window|buffer|page|style)",
     r"\bnot? (?:nan|inf)\b", r"\bno (?:nan|inf|non-?finite)", r"nans? *[:=] *0\b", r"infs? *[:=] *0\b",
-    r"check\w*[_ ](?:for[_ ])?(?:nan|inf|overflow)", r"(?:nan|inf)\w*[ _](?:check|filter|guard|policy|detect(?:ion|or))\b",
-    r"(?:nan|inf|overflow)\w*[ _:=]*(?:count|iter\w*)?[ :=]+0\b(?!\.)",
+    r"check\w*[_ ](?:for[_ ])?(?:nan|inf|overflow)", r"(?:nan|inf)\w{0,40}[ _](?:check|filter|guard|policy|detect(?:ion|or))\b",
+    r"(?:nan|inf|overflow)\w{0,40}[ _:=]*(?:count|iter\w*)?[ :=]+0\b(?!\.)",
     r"\b0 (?:steps?|batch(?:es)?|iterations?|updates?) (?:were |was )?skipped", r"skipped(?:[ _]\w+)?[:=] ?0\b",
     r"(?:set|use|using|enable[ds]?|with)\b.{0,40}\bskip(?:ping)?\b")))
 _OVERFLOW = re.compile("(?i)" + "|".join((
