@@ -15,7 +15,6 @@
 #include "opd/reference/byte_sum.hpp"
 #include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
-#include "opd/sc/lane_processor.hpp"
 #include "opd/trace/whole_file.hpp"
 #include "opd/trace/writer.hpp"
 #include "paths/cpu_path.hpp"
