@@ -17,7 +17,6 @@ namespace {
 
 constexpr std::uint32_t kMaxThreads = 1024;
 
-Counts count;
 Execution settings;
 const Kernel* running = nullptr;
 std::uint32_t launch_number = 0;
@@ -497,8 +496,6 @@ void run_block(const Kernel& kernel, std::uint32_t index, std::uint32_t grid, st
   std::iota(warp_order.begin(), warp_order.end(), 0u);
   std::uint8_t lane_order[kWarpSize];
   std::iota(std::begin(lane_order), std::end(lane_order), std::uint8_t{0});
-  count.threads += threads;
-  ++count.blocks;
   for (unsigned rounds_paused = 0;;) {
     if (settings.shuffle) {
       std::shuffle(warp_order.begin(), warp_order.end(), generator());
@@ -531,7 +528,6 @@ void run_block(const Kernel& kernel, std::uint32_t index, std::uint32_t grid, st
               fmt::format("barrier: {} threads of the block have ended", done));
       for (Fiber& fiber : all) fiber.state = State::kReady;
       ++block.epoch;
-      ++count.barriers;
     } else if (!moved) {
       const Fiber& waiting = *std::find_if(
           all.begin(), all.end(), [](const Fiber& fiber) { return fiber.state == State::kAtWarp; });
@@ -547,8 +543,6 @@ void run_block(const Kernel& kernel, std::uint32_t index, std::uint32_t grid, st
 
 Execution& execution() { return settings; }
 
-const Counts& counts() { return count; }
-
 bool add_kernels(const Kernel* kernels, std::size_t number) {
   for (const Kernel& kernel : std::span(kernels, number)) registry().emplace(kernel.name, &kernel);
   return true;
@@ -557,14 +551,6 @@ bool add_kernels(const Kernel* kernels, std::size_t number) {
 const Kernel* find_kernel(const std::string& name) {
   const auto found = registry().find(name);
   return found == registry().end() ? nullptr : found->second;
-}
-
-std::vector<const Kernel*> kernels_named(const std::string& part) {
-  std::vector<const Kernel*> found;
-  for (const auto& [name, kernel] : registry()) {
-    if (name.find(part) != std::string::npos) found.push_back(kernel);
-  }
-  return found;
 }
 
 void fault(const Thread* thread, unsigned line, const std::string& what) {
@@ -593,7 +579,6 @@ void run(const Kernel& kernel, std::uint32_t grid, std::uint32_t threads,
   }
   const Access access;
   ++launch_number;
-  ++count.launches;
   std::vector<std::uint32_t> order;
   if (settings.shuffle && !kernel.waits_for_blocks) {
     order.resize(grid);
@@ -662,7 +647,6 @@ void copy_memory(void* to, const void* from, std::size_t bytes) {
 
 const std::byte* readable(Thread& thread, Space space, std::uint64_t address, unsigned bytes,
                           std::uint32_t used, bool strong, unsigned line) {
-  ++count.loads;
   if (space == Space::kShared) return shared(thread, address, bytes, used, false, line);
   if (!written(address, bytes)) {
     check_global(thread, address, bytes, "load", line);
@@ -678,7 +662,6 @@ const std::byte* readable(Thread& thread, Space space, std::uint64_t address, un
 
 std::byte* writable(Thread& thread, Space space, std::uint64_t address, unsigned bytes, bool strong,
                     unsigned line) {
-  ++count.stores;
   if (space == Space::kShared) return shared(thread, address, bytes, ~0u, true, line);
   check_global(thread, address, bytes, "store", line);
   if (settings.races && !strong) note_global(thread, address, bytes, true, line);
@@ -705,7 +688,6 @@ std::uint32_t warp(Thread& thread, WarpOperation operation, std::uint32_t value,
   self.mask = mask;
   self.line = line;
   self.state = State::kAtWarp;
-  ++count.warp_operations;
   leave();
   return self.result;
 }

@@ -51,8 +51,6 @@ struct Kernel {
 /// Makes a translation unit's kernels known. Kernels of one name must be the same.
 bool add_kernels(const Kernel* kernels, std::size_t count);
 const Kernel* find_kernel(const std::string& name);
-/// Kernels whose name contains `part`.
-std::vector<const Kernel*> kernels_named(const std::string& part);
 
 /// How launches run; fixed while one runs.
 struct Execution {
@@ -64,13 +62,6 @@ struct Execution {
 };
 Execution& execution();
 inline unsigned mutant() { return execution().mutant; }
-
-/// What has run since the process started.
-struct Counts {
-  std::uint64_t launches = 0, blocks = 0, threads = 0, loads = 0, stores = 0, warp_operations = 0,
-                barriers = 0;
-};
-const Counts& counts();
 
 /// Runs a launch to its end. parameters: parameter_bytes of them. Faults where the launch is not one the device takes.
 void run(const Kernel& kernel, std::uint32_t grid, std::uint32_t threads,
