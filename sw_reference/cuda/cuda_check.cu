@@ -1,4 +1,5 @@
-// opd_cuda_check [seed]: the CUDA reference against the CPU reference, and its bandwidth.
+// opd_cuda_check [--batches N] [--compare-only] [--seed N]: the CUDA reference against the CPU
+// reference, and its bandwidth.
 //
 //   checks    : random batches of all formats with repeated, illegal and empty completions,
 //               elements in host and in device memory and ready statistics; records, summaries and
@@ -6,7 +7,7 @@
 //               device.
 //               Every kernel of the vector unit on random bits, in every mode and format.
 //   bandwidth : bytes summarised per second, beside a device-to-device copy of the same buffer
-//               (read + write)
+//               (read + write); not with --compare-only
 //   exit code : 0 equal, 1 a mismatch or a CUDA error, 2 bad argument, 77 SKIPPED: no device
 #include <cuda_runtime.h>
 #include <thrust/device_vector.h>
@@ -36,8 +37,7 @@ using opd::cuda::CudaReference;
 using opd::cuda::Memory;
 
 constexpr int kSkipped = 77;
-constexpr unsigned kBatches = 60;
-constexpr unsigned kAnnounced = 20;  // batch with whose first step the learning rate changes
+constexpr unsigned kBatches = 60;  // of each comparison, where --batches says nothing else
 constexpr std::size_t kBatchCompletions = 400;
 constexpr std::size_t kElementPool = std::size_t{4}
                                      << 20;  // bytes that completions take their elements from
@@ -161,7 +161,9 @@ struct Tally {
 
 /// Random batches through CUDA and CPU; every completion is compared. The published engine scores
 /// in either order, soon enough for the few samples of an operator in a batch.
-Tally compare_batches(std::uint64_t seed, unsigned counter_width, opd::Order order) {
+Tally compare_batches(std::uint64_t seed, unsigned batch_count, unsigned counter_width,
+                      opd::Order order) {
+  const unsigned announced = batch_count / 3;  // with its first step the learning rate changes
   std::mt19937_64 rng(seed);
   const opd::DeviceParameters parameters{.num_ops = 37, .counter_width = counter_width};
   opd::Config config;
@@ -191,9 +193,9 @@ Tally compare_batches(std::uint64_t seed, unsigned counter_width, opd::Order ord
     return completion;
   };
   const auto fetch_one = [&] {
-    if (fetched == kAnnounced) {
-      host.announce_learning_rate(kAnnounced * 3);
-      setup.learning_rate_change = {true, kAnnounced * 3};
+    if (fetched == announced) {
+      host.announce_learning_rate(announced * 3);
+      setup.learning_rate_change = {true, announced * 3};
     }
     const std::vector<Completion>& batch = batches[fetched++];
     const std::vector<opd::cuda::Result> results = device.fetch();
@@ -223,9 +225,9 @@ Tally compare_batches(std::uint64_t seed, unsigned counter_width, opd::Order ord
     }
     fetched_seq += static_cast<std::uint32_t>(batch.size());
   };
-  for (unsigned batch = 0; batch < kBatches; ++batch) {
+  for (unsigned batch = 0; batch < batch_count; ++batch) {
     batches.push_back(random_batch(rng, device_base, parameters.num_ops, batch));
-    if (batch == kAnnounced) device.announce_learning_rate(kAnnounced * 3);
+    if (batch == announced) device.announce_learning_rate(announced * 3);
     const auto first_seq = static_cast<std::uint32_t>(batch * kBatchCompletions);
     if (batch % 2 == 0) {
       device.submit(first_seq, batches.back(), Memory::kDevice);
@@ -370,15 +372,25 @@ void print_bandwidth(std::uint64_t seed) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::uint64_t seed = 20240607;
-  if (argc == 2) {
+  std::uint64_t seed = 20240607, batches = kBatches;
+  bool compare_only = false;
+  for (int k = 1; k < argc; ++k) {
+    const std::string argument = argv[k];
+    if (argument == "--compare-only") {
+      compare_only = true;
+      continue;
+    }
+    std::uint64_t* value = argument == "--seed"      ? &seed
+                           : argument == "--batches" ? &batches
+                                                     : nullptr;
     char* end = nullptr;
-    seed = std::strtoull(argv[1], &end, 0);
-    if (end == argv[1] || *end != '\0') argc = 3;
-  }
-  if (argc > 2) {
-    std::fprintf(stderr, "usage: opd_cuda_check [seed], an unsigned integer, decimal or 0x hex\n");
-    return 2;
+    if (value != nullptr && k + 1 < argc) *value = std::strtoull(argv[++k], &end, 0);
+    if (end == nullptr || end == argv[k] || *end != '\0' || batches < 3 || batches > 100000) {
+      std::fprintf(stderr,
+                   "usage: opd_cuda_check [--batches N] [--compare-only] [--seed N], N an unsigned "
+                   "integer, decimal or 0x hex; 3 to 100000 batches\n");
+      return 2;
+    }
   }
   std::string reason;
   if (!opd::cuda::device_available(&reason)) {
@@ -393,7 +405,7 @@ int main(int argc, char** argv) {
     Tally total;
     for (const unsigned counter_width : {32u, 12u}) {
       const Tally tally =
-          compare_batches(seed + counter_width, counter_width,
+          compare_batches(seed + counter_width, static_cast<unsigned>(batches), counter_width,
                           counter_width == 32 ? opd::Order::kBefore : opd::Order::kAfter);
       total.compared += tally.compared;
       total.different += tally.different;
@@ -402,7 +414,7 @@ int main(int argc, char** argv) {
     total.compared += computations.compared;
     total.different += computations.different;
     std::printf("%zu comparisons, %zu different\n", total.compared, total.different);
-    print_bandwidth(seed);
+    if (!compare_only) print_bandwidth(seed);
     return total.different == 0 && total.compared > 0 ? 0 : 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "opd_cuda_check: %s\n", error.what());

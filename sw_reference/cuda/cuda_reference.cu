@@ -14,6 +14,7 @@
 #include <deque>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -30,8 +31,13 @@ constexpr unsigned kWarps = kBlockThreads / 32;
 // them, and a GiB still makes 4096 blocks.
 constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
 
+/// The runtime keeps an error until somebody asks for it, and a launch, CUB's as well, has no other
+/// way to report its own. One that was reported, here or by the caller, is no longer news.
+void forget_error() { static_cast<void>(cudaGetLastError()); }
+
 void check(cudaError_t status, const char* call) {
   if (status != cudaSuccess) {
+    forget_error();
     throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
   }
 }
@@ -44,6 +50,14 @@ struct FreePinned {
 };
 struct DestroyStream {
   void operator()(cudaStream_t stream) const { static_cast<void>(cudaStreamDestroy(stream)); }
+};
+/// Nothing may be freed while the device still works on it. An error here was or will be reported by
+/// another call.
+struct Wait {
+  cudaStream_t stream = nullptr;
+  ~Wait() {
+    if (stream != nullptr) static_cast<void>(cudaStreamSynchronize(stream));
+  }
 };
 struct DestroyEvent {
   void operator()(cudaEvent_t event) const { static_cast<void>(cudaEventDestroy(event)); }
@@ -150,8 +164,8 @@ struct CudaReference::Impl {
   std::size_t max_chunks;
   std::uint32_t unseen_count = 0;
 
-  // The stream is declared before all that it uses: on destruction the arrays go first, after the
-  // wait in ~Impl.
+  // The stream is declared before all that it uses and the wait after it: on destruction, of a half
+  // constructed object too, the wait comes first, then the arrays go.
   Stream stream;
   DeviceArray<ref::Segment> segments;
   DeviceArray<ref::Chunk> chunks;
@@ -165,6 +179,8 @@ struct CudaReference::Impl {
   std::vector<Slot> slots;
   std::deque<std::size_t> in_flight;  // slots, oldest first
   std::size_t next_slot = 0;
+  std::string lost;  // the error that took a batch whose detectors had begun; empty: none
+  Wait wait;
 
   Impl(const DeviceParameters& p, const Config& c, const Limits& l)
       : parameters(p),
@@ -186,7 +202,9 @@ struct CudaReference::Impl {
     if (limits.in_flight < 1) throw std::invalid_argument("Limits: in_flight must be at least 1");
     max_chunks = limits.completions + limits.element_bytes / kChunkBytes;
 
+    forget_error();
     stream = make_stream();
+    wait.stream = stream.get();
     segments = device_array<ref::Segment>(limits.completions);
     chunks = device_array<ref::Chunk>(max_chunks);
     chunk_begin = device_array<std::uint32_t>(limits.completions + 1);
@@ -216,12 +234,6 @@ struct CudaReference::Impl {
     }
   }
 
-  ~Impl() {
-    // Nothing may be freed while the device still works on it. An error here was or will be
-    // reported by fetch.
-    if (stream != nullptr) static_cast<void>(cudaStreamSynchronize(stream.get()));
-  }
-
   /// Reduces the chunks of every segment; with storage == nullptr only asks for the storage size.
   void reduce(void* storage, std::size_t& bytes, std::size_t segment_count) const {
     check(cub::DeviceSegmentedReduce::Reduce(
@@ -229,6 +241,12 @@ struct CudaReference::Impl {
               chunk_begin.get(), chunk_begin.get() + 1, ref::Combine{parameters.counter_width},
               TapSummary{}, stream.get()),
           "cub::DeviceSegmentedReduce::Reduce");
+  }
+
+  void require_states() const {
+    if (lost.empty()) return;
+    throw std::runtime_error("CudaReference: the states are lost since a batch failed half way (" +
+                             lost + "); construct a new one");
   }
 
   /// Legal completions as segments, host elements packed into the slot's staging memory. Returns
@@ -288,8 +306,13 @@ struct CudaReference::Impl {
           call);
   }
 
-  void enqueue(Slot& slot, const ref::BatchPlan& plan, std::size_t staged) const {
+  /// detecting: set when the states are about to change.
+  void enqueue(Slot& slot, const ref::BatchPlan& plan, std::size_t staged, cudaEvent_t ready,
+               bool& detecting) const {
     const std::size_t segment_count = plan.segments.size();
+    if (ready != nullptr) {
+      check(cudaStreamWaitEvent(stream.get(), ready, 0), "cudaStreamWaitEvent");
+    }
     if (segment_count > 0) {
       to_device(segments.get(), slot.segments.get(), plan.segments, "cudaMemcpyAsync(segments)");
       to_device(chunks.get(), slot.chunks.get(), plan.chunks, "cudaMemcpyAsync(chunks)");
@@ -307,6 +330,7 @@ struct CudaReference::Impl {
       check(cudaGetLastError(), "summarise_chunks");
       std::size_t bytes = reduce_bytes;
       reduce(reduce_storage.get(), bytes, segment_count);
+      detecting = true;
       ref::advance_ops(thrust::cuda::par_nosync.on(stream.get()),
                        ref::AdvanceOp{segments.get(), summaries.get(), op_begin.get(), states.get(),
                                       records.get(), setup, parameters.counter_width},
@@ -336,8 +360,9 @@ void CudaReference::announce_learning_rate(std::uint32_t step) {
 }
 
 void CudaReference::submit(std::uint32_t first_seq, std::span<const Completion> completions,
-                           Memory memory) {
+                           Memory memory, CUevent_st* ready) {
   Impl& impl = *impl_;
+  impl.require_states();
   if (impl.in_flight.size() == impl.slots.size()) {
     throw std::logic_error("CudaReference::submit: " + std::to_string(impl.slots.size()) +
                            " batches in flight, fetch one first");
@@ -353,7 +378,17 @@ void CudaReference::submit(std::uint32_t first_seq, std::span<const Completion> 
   std::uint32_t illegal = 0;
   const std::size_t staged = impl.stage(slot, first_seq, completions, memory, legal, illegal);
   const ref::BatchPlan plan = ref::make_plan(std::move(legal), kChunkBytes);
-  impl.enqueue(slot, plan, staged);
+  forget_error();
+  bool detecting = false;
+  try {
+    impl.enqueue(slot, plan, staged, ready, detecting);
+  } catch (const std::exception& error) {
+    // What was enqueued still uses the slot's memory.
+    const bool ended = cudaStreamSynchronize(impl.stream.get()) == cudaSuccess;
+    forget_error();
+    if (detecting || !ended) impl.lost = error.what();
+    throw;
+  }
 
   slot.first_seq = first_seq;
   slot.completion_count = completions.size();
@@ -368,8 +403,8 @@ std::vector<Result> CudaReference::fetch() {
   Impl& impl = *impl_;
   if (impl.in_flight.empty()) throw std::logic_error("CudaReference::fetch: no batch in flight");
   const Impl::Slot& slot = impl.slots[impl.in_flight.front()];
-  impl.in_flight.pop_front();
   check(cudaEventSynchronize(slot.done.get()), "cudaEventSynchronize");
+  impl.in_flight.pop_front();
   std::vector<Result> results(slot.completion_count);
   for (std::size_t s = 0; s < slot.segment_count;
        ++s) {  // segments are grouped by operator; seq tells the place
@@ -379,6 +414,7 @@ std::vector<Result> CudaReference::fetch() {
 }
 
 std::vector<ref::OpState> CudaReference::states() const {
+  impl_->require_states();
   std::vector<ref::OpState> states(impl_->parameters.num_ops);
   check(cudaMemcpyAsync(states.data(), impl_->states.get(), states.size() * sizeof(ref::OpState),
                         cudaMemcpyDeviceToHost, impl_->stream.get()),

@@ -12,7 +12,8 @@
 #include "opd/reference/detector.hpp"
 #include "opd/types/device.hpp"
 
-struct CUstream_st;  // cudaStream_t is CUstream_st*; this header needs no CUDA toolkit
+struct CUstream_st;  // cudaStream_t is CUstream_st*, cudaEvent_t CUevent_st*: this header needs no
+struct CUevent_st;   // CUDA toolkit
 
 namespace opd::cuda {
 
@@ -50,7 +51,12 @@ struct Limits {
 ///
 /// `submit` copies its arguments to pinned memory, enqueues everything on one stream of its own and
 /// returns; only `fetch` and `states` wait.
-/// Errors: std::runtime_error naming the CUDA call, everywhere.
+/// Errors: std::runtime_error naming the CUDA call, everywhere. An error that the runtime still keeps
+///         when the constructor or submit begins was reported to somebody before: it is cleared. A
+///         batch whose submit failed is not in flight and uses none of its arguments any more; the
+///         batches before it can be fetched. The states are those before it, and it can be submitted
+///         again, unless it failed after its detectors had begun: then they are lost, and submit and
+///         states say so from then on (std::runtime_error).
 class CudaReference {
  public:
   /// Errors: std::invalid_argument for parameters, configuration or limits out of range.
@@ -64,16 +70,17 @@ class CudaReference {
   void announce_learning_rate(std::uint32_t step);
 
   /// Enqueues completions first_seq, first_seq + 1, ... Illegal ones use up their seq and count as
-  /// unseen. Device elements must be complete, or produced on stream(), and stay valid until the
-  /// batch is fetched.
+  /// unseen. Device elements must be complete, or produced on stream(), or complete when the event
+  /// `ready` has happened, and stay valid until the batch is fetched. ready: a cudaEvent_t that was
+  /// recorded before the call, waited for on the device; null: none.
   /// Errors: std::invalid_argument when a limit is exceeded, a size is no multiple of the element
   ///         size or a device address is not aligned to it; std::logic_error when in_flight batches
   ///         wait to be fetched.
   void submit(std::uint32_t first_seq, std::span<const Completion> completions,
-              Memory memory = Memory::kHost);
+              Memory memory = Memory::kHost, CUevent_st* ready = nullptr);
 
   /// Waits for the oldest batch in flight and returns one result per completion, in the order
-  /// submitted.
+  /// submitted. After a CUDA error the batch stays in flight.
   /// Errors: std::logic_error when no batch is in flight.
   std::vector<Result> fetch();
 
