@@ -6,10 +6,7 @@
 
 #include <stdexcept>
 
-#include "computation_draw.hpp"
-#include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
-#include "opd/reference/cuda_compute.hpp"
 #include "oracle.hpp"
 
 namespace opd {
@@ -74,31 +71,6 @@ TEST_F(ReferenceCuda, RecordsEqualTheCpuReference) {
   EXPECT_EQ(compared, 3200u);
   EXPECT_EQ(device.unseen_count(), cpu.unseen_count());
   EXPECT_GT(cpu.unseen_count(), 0u);
-}
-
-TEST_F(ReferenceCuda, VectorUnitEqualsTheCpuReference) {
-  std::mt19937_64 rng(tb::case_seed(15));
-  std::size_t compared = 0;
-  for (const KernelTraits& traits : kKernels) {
-    for (int round = 0; round < 20; ++round) {
-      const tb::Owned owned = tb::draw_computation(rng, traits.kernel, tb::kFormats[rng() % 5]);
-      const UnitSettings settings{.datapath_width = rng() % 2 == 0 ? 512u : 96u,
-                                  .saturate = rng() % 2 == 0,
-                                  .accumulator = static_cast<AccumulatorChoice>(rng() % 3)};
-      for (const Mode mode : {Mode::kFast, Mode::kStable, Mode::kSafe}) {
-        ASSERT_EQ(cuda::compute(owned.computation, mode, settings),
-                  ref::compute(owned.computation, mode, settings))
-            << traits.name << " mode " << static_cast<int>(mode) << " round " << round;
-        ++compared;
-      }
-    }
-  }
-  EXPECT_EQ(compared, kKernels.size() * 20 * 3);
-}
-
-TEST(ReferenceCudaAvailability, ABadComputationIsNamedBeforeTheDeviceIsTouched) {
-  EXPECT_THROW(cuda::compute({.kernel = Kernel::kAdd, .rows = 1, .columns = 1}, Mode::kFast),
-               std::invalid_argument);
 }
 
 TEST_F(ReferenceCuda, LimitsAreKept) {
