@@ -26,6 +26,12 @@ std::uint32_t magnitude_bits(Format format, double magnitude) {
   return cast(format, static_cast<float>(magnitude), true);
 }
 
+/// Room that vectors of any width are aligned in.
+struct alignas(64) Line {
+  std::byte bytes[64];
+};
+std::size_t lines_of(std::size_t bytes) { return (bytes + sizeof(Line) - 1) / sizeof(Line); }
+
 std::uint32_t clamped(std::uint64_t count) {
   return static_cast<std::uint32_t>(
       std::min<std::uint64_t>(count, std::numeric_limits<std::uint32_t>::max()));
@@ -44,7 +50,7 @@ std::size_t scratch_floats(const Computation& c) {
     case KernelShape::kRow:
       break;
   }
-  return 4 * (std::size_t{c.columns} + lanes::kRowPadding) + c.rows;
+  return kMaxOperands * kMostRows * row_stride(c.columns) + c.rows;
 }
 
 std::size_t staging_bytes(const Computation& c) {
@@ -53,7 +59,7 @@ std::size_t staging_bytes(const Computation& c) {
     case KernelShape::kElementwise:
       return kElement * kChunk;
     case KernelShape::kRow:
-      return kElement * c.columns;
+      return kElement * kMostRows * c.columns;
     case KernelShape::kRowReduction:
       return kElement * c.rows;
     case KernelShape::kMatrix:
@@ -63,10 +69,16 @@ std::size_t staging_bytes(const Computation& c) {
 }
 
 LanesIsa best_lanes_isa() {
-  static const bool kHas = __builtin_cpu_supports("avx2") != 0 &&
-                           __builtin_cpu_supports("fma") != 0 &&
-                           __builtin_cpu_supports("f16c") != 0;
-  return kHas ? LanesIsa::kAvx2 : LanesIsa::kPortable;
+  static const LanesIsa kBest = [] {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+        !__builtin_cpu_supports("f16c")) {
+      return LanesIsa::kPortable;
+    }
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return wide ? LanesIsa::kAvx512 : LanesIsa::kAvx2;
+  }();
+  return kBest;
 }
 
 ExecutionStatus status_of(const Computation& computation, Mode mode, const UnitSettings& settings) {
@@ -125,27 +137,35 @@ void report(Execution& execution, const JobWrites& writes) {
 
 Execution compute(const Computation& computation, Mode mode, const UnitSettings& settings,
                   LanesIsa isa) {
-  if (isa == LanesIsa::kAvx2 && best_lanes_isa() != LanesIsa::kAvx2) {
-    throw std::invalid_argument("isa: this machine has no AVX2 with FMA and F16C");
+  if (isa > best_lanes_isa()) {
+    throw std::invalid_argument(isa == LanesIsa::kAvx2
+                                    ? "isa: this machine has no AVX2 with FMA and F16C"
+                                    : "isa: this machine has no AVX-512 with F, BW, DQ and VL");
   }
   const Plan plan = plan_of(computation, mode, settings);
   Execution execution{.status = plan.status, .cost = plan.cost};
   execution.output.reserve(computation.output_elements() * layout_of(plan.status.format).bytes());
-  std::vector<std::byte> staging(staging_bytes(computation));
-  std::vector<float> scratch(scratch_floats(computation));
+  std::vector<Line> staging(lines_of(staging_bytes(computation)));
+  std::vector<Line> scratch(lines_of(scratch_floats(computation) * sizeof(float)));
   Job job{.computation = computation,
           .plan = plan,
-          .scratch = scratch.data(),
-          .staging = staging.data(),
+          .scratch = reinterpret_cast<float*>(scratch.data()),
+          .staging = reinterpret_cast<std::byte*>(staging.data()),
           .append =
-              [](Job& to, std::uint64_t bytes) {
-                to.output->insert(to.output->end(), to.staging, to.staging + bytes);
+              [](Job& to, const std::byte* elements, std::uint64_t bytes) {
+                to.output->insert(to.output->end(), elements, elements + bytes);
               },
           .output = &execution.output};
-  if (isa == LanesIsa::kAvx2) {
-    run_avx2(job);
-  } else {
-    run_portable(job);
+  switch (isa) {
+    case LanesIsa::kPortable:
+      run_portable(job);
+      break;
+    case LanesIsa::kAvx2:
+      run_avx2(job);
+      break;
+    case LanesIsa::kAvx512:
+      run_avx512(job);
+      break;
   }
   report(execution, job.writes);
   return execution;

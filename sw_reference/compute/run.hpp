@@ -8,7 +8,9 @@
 namespace opd::ref::lanes {
 inline namespace OPD_LANES_ISA {
 
-#if defined(OPD_LANES_AVX2)
+#if defined(OPD_LANES_AVX512)
+using Vector = F16;
+#elif defined(OPD_LANES_AVX2)
 using Vector = F8;
 #else
 using Vector = float;
@@ -28,7 +30,7 @@ inline const std::byte* row_of(const Operand& operand, std::uint64_t r, std::uin
 inline void append(Job& job, const float* results, std::uint64_t count) {
   encode_row<Vector>(job.plan.status.format, job.plan.status.saturating, results, count,
                      job.staging);
-  job.append(job, count * element_bytes(job.plan.status.format));
+  job.append(job, job.staging, count * element_bytes(job.plan.status.format));
 }
 
 inline void add(JobWrites& to, const Writes& from) {
@@ -54,8 +56,8 @@ void run_elementwise(Job& job) {
   }
   const std::uint64_t rows = flat ? 1 : c.rows;
   const std::uint64_t columns = flat ? std::uint64_t{c.rows} * c.columns : c.columns;
-  alignas(32) float value[kMaxOperands][kChunk] = {};
-  alignas(32) float result[kChunk];
+  alignas(64) float value[kMaxOperands][kChunk] = {};
+  alignas(64) float result[kChunk];
   const Vector attribute = every<Vector>(c.attribute);
   for (std::uint64_t r = 0; r < rows; ++r) {
     for (std::uint64_t first = 0; first < columns; first += kChunk) {
@@ -76,65 +78,174 @@ void run_elementwise(Job& job) {
   }
 }
 
-template <class Op, AccumulatorFormat kA, class V>
-void run_rows_as(Job& job) {
-  const Computation& c = job.computation;
-  const bool reduction = traits_of(c.kernel).shape == KernelShape::kRowReduction;
-  const bool masked = traits_of(c.kernel).operands[1] == "mask" && c.has(1);
-  const std::size_t stride = c.columns + kRowPadding;
-  float* const operand_row[kMaxOperands] = {job.scratch, job.scratch + stride,
-                                            job.scratch + 2 * stride};
-  float* const result = job.scratch + 3 * stride;
-  Row row{.x = operand_row[0],
-          .second = c.has(1) && !masked ? operand_row[1] : nullptr,
-          .third = c.has(2) ? operand_row[2] : nullptr,
-          .columns = c.columns,
-          .lanes = job.plan.lanes,
-          .attribute = c.attribute,
-          .shift = job.plan.shift[0]};
-  Watch<kA, V> watch;
-  for (std::uint32_t r = 0; r < c.rows; ++r) {
+/// Fetches rows of the operands of a row kernel into the scratch memory.
+class RowFetcher {
+ public:
+  explicit RowFetcher(const Job& job)
+      : job_(job),
+        masked_(traits_of(job.computation.kernel).operands[1] == "mask"),
+        stride_(row_stride(job.computation.columns)) {}
+
+  /// Rows r to r + count of all operands, x with `decoded` alone. What a kernel writes over x does
+  /// not matter to the next call.
+  void fetch(std::uint32_t r, unsigned count, bool decoded) {
+    const Computation& c = job_.computation;
     for (std::size_t i = 0; i < kMaxOperands; ++i) {
       const Operand& operand = c.operands[i];
-      if (operand.elements.empty() || (r > 0 && operand.rows == 1)) continue;
-      if (i == 1 && masked) {
+      if (operand.elements.empty() || (i == 0 && !decoded)) continue;
+      if (i == 1 && masked_) {
         // Copied, so that a whole vector can be read.
-        auto* mask = reinterpret_cast<std::uint8_t*>(operand_row[1]);
-        __builtin_memcpy(mask, row_of(operand, r, 1), c.columns);
-        row.mask = mask;
+        auto* mask = reinterpret_cast<std::uint8_t*>(room(1));
+        for (unsigned k = 0; k < count; ++k) {
+          __builtin_memcpy(mask + k * stride_, row_of(operand, r + k, 1), c.columns);
+        }
         continue;
       }
-      decode_row<Vector>(operand.format, row_of(operand, r, element_bytes(operand.format)),
-                         c.columns, operand_row[i]);
-      compress(operand_row[i], c.columns, job.plan.shift[i]);
-    }
-    row.result = reduction ? result + r : result;
-    if constexpr (Of<V>::kLanes > 1) {
-      Watch<kA, V> trial = watch;
-      Op::template row<kA, V>(row, trial);
-      if (trial.nonfinite) {
-        Watch<kA, float> lane_by_lane;
-        Op::template row<kA, float>(row, lane_by_lane);
-        add(job.writes, lane_by_lane.writes);
-      } else {
-        watch = trial;
+      if (i > 0 && operand.rows == 1) {
+        if (shared_ >> i & 1u) continue;
+        shared_ |= 1u << i;
+        fetch_row(i, r, room(i));
+        continue;
       }
-    } else {
-      Op::template row<kA, V>(row, watch);
+      for (unsigned k = 0; k < count; ++k) fetch_row(i, r + k, room(i) + k * stride_);
     }
-    if (!reduction) append(job, result, c.columns);
   }
-  if (reduction) append(job, result, c.rows);
+
+  /// Everything but x and the results.
+  template <class E>
+  Rows<E> rows() const {
+    const Computation& c = job_.computation;
+    const auto stride_of = [&](std::size_t i) { return c.operands[i].rows == 1 ? 0 : stride_; };
+    Rows<E> rows;
+    if (c.has(1) && !masked_) rows.second = room(1);
+    if (c.has(1) && masked_) rows.mask = reinterpret_cast<const std::uint8_t*>(room(1));
+    if (c.has(2)) rows.third = room(2);
+    rows.stride = stride_;
+    rows.second_stride = stride_of(1);
+    rows.third_stride = stride_of(2);
+    rows.columns = c.columns;
+    rows.lanes = job_.plan.lanes;
+    rows.attribute = c.attribute;
+    rows.shift = job_.plan.shift[0];
+    return rows;
+  }
+
+  /// Room for kMostRows rows of operand i.
+  float* room(std::size_t i) const { return job_.scratch + i * kMostRows * stride_; }
+  std::size_t stride() const { return stride_; }
+
+ private:
+  void fetch_row(std::size_t i, std::uint32_t r, float* to) const {
+    const Operand& operand = job_.computation.operands[i];
+    decode_row<Vector>(operand.format, row_of(operand, r, element_bytes(operand.format)),
+                       operand.columns, to);
+    compress(to, operand.columns, job_.plan.shift[i]);
+  }
+  const Job& job_;
+  bool masked_;
+  std::size_t stride_;
+  unsigned shared_ = 0;  ///< operands of one row that are there already
+};
+
+/// Rows r to r + kRows on V; E as in Rows. The results of a reduction go to `reduced`, others to the
+/// output.
+template <class Op, AccumulatorFormat kA, class V, unsigned kRows, class E>
+void run_block(Job& job, RowFetcher& fetcher, std::uint32_t r, float* reduced,
+               Watch<kA, V>& watch) {
+  constexpr bool kPacked = std::is_same_v<E, Half>;
+  constexpr bool kVector = Of<V>::kLanes > 1;
+  const std::uint64_t columns = job.computation.columns;
+  fetcher.fetch(r, kRows, !kPacked);
+  Rows<E> rows = fetcher.template rows<E>();
+  rows.scratch = fetcher.room(0);
+  rows.scratch_stride = fetcher.stride();
+  if constexpr (kPacked) {
+    rows.x = reinterpret_cast<const Half*>(row_of(job.computation.operands[0], r, sizeof(Half)));
+    rows.stride = columns;
+    rows.result = reinterpret_cast<Half*>(job.staging);
+    rows.result_stride = columns;
+  } else {
+    rows.x = fetcher.room(0);
+    rows.result = reduced != nullptr ? reduced + r : fetcher.room(0);
+    rows.result_stride = rows.stride;
+  }
+  Watch<kA, V> trial = watch;
+  Op::template rows<kA, V, kRows>(rows, trial);
+  if constexpr (kVector) {
+    if (trial.nonfinite) {
+      for (unsigned k = 0; k < kRows; ++k) {
+        if constexpr (kRows > 1) {
+          run_block<Op, kA, V, 1, E>(job, fetcher, r + k, reduced, watch);
+        } else {
+          Watch<kA, float> lane_by_lane;
+          run_block<Op, kA, float, 1, float>(job, fetcher, r, reduced, lane_by_lane);
+          add(job.writes, lane_by_lane.writes);
+        }
+      }
+      return;
+    }
+  }
+  watch = trial;
+  if (reduced != nullptr) return;
+  for (unsigned k = 0; k < kRows; ++k) {
+    if constexpr (kPacked) {
+      job.append(job, job.staging + k * columns * sizeof(Half), columns * sizeof(Half));
+    } else {
+      append(job, rows.result + k * rows.result_stride, columns);
+    }
+  }
+}
+
+template <class Op, AccumulatorFormat kA, class V, unsigned kRows, class E = float>
+void run_rows_as(Job& job) {
+  const Computation& c = job.computation;
+  constexpr bool kReduction = traits_of(Op::kKernel).shape == KernelShape::kRowReduction;
+  float* const reduced =
+      kReduction ? job.scratch + kMaxOperands * kMostRows * row_stride(c.columns) : nullptr;
+  RowFetcher fetcher(job);
+  Watch<kA, V> watch;
+  std::uint32_t r = 0;
+  if constexpr (kRows > 1) {
+    for (; r + kRows <= c.rows; r += kRows) {
+      run_block<Op, kA, V, kRows, E>(job, fetcher, r, reduced, watch);
+    }
+  }
+  for (; r < c.rows; ++r) run_block<Op, kA, V, 1, E>(job, fetcher, r, reduced, watch);
+  if (kReduction) append(job, reduced, c.rows);
   add(job.writes, writes_of(watch));
 }
+
+#if defined(OPD_LANES_AVX2)
+/// Row sums on V, kRows rows at a time. FP16 rows that go in and out as they are stay packed: their
+/// binary32 numbers would fill the L1 cache.
+template <class Op, AccumulatorFormat kA, class V, unsigned kRows>
+void run_vector_rows(Job& job) {
+  if constexpr (kA == AccumulatorFormat::kFp16 &&
+                traits_of(Op::kKernel).shape == KernelShape::kRow) {
+    const Computation& c = job.computation;
+    if (c.operands[0].format == Format::kFp16 && c.operands[0].rows == c.rows &&
+        !(traits_of(c.kernel).operands[1] == "mask" && c.has(1)) &&
+        job.plan.status.format == Format::kFp16 && !job.plan.status.saturating &&
+        c.columns % Of<V>::kLanes == 0) {
+      return run_rows_as<Op, kA, V, kRows, Half>(job);
+    }
+  }
+  run_rows_as<Op, kA, V, kRows>(job);
+}
+#endif
 
 template <class Op>
 void run_rows(Job& job) {
   with_accumulator(job.plan.status.accumulator, [&job]<AccumulatorFormat kA>() {
-#if defined(OPD_LANES_AVX2)
-    if (has_vector_sum(job.plan.lanes)) return run_rows_as<Op, kA, F8>(job);
+    // As many rows at a time as hide the roundings of their accumulators, within the registers.
+    [[maybe_unused]] constexpr bool kWide = kA == AccumulatorFormat::kFp64;
+#if defined(OPD_LANES_AVX512)
+    if (has_vector_sums<F16>(job.plan.lanes))
+      return run_vector_rows < Op, kA, F16, kWide ? 1 : 2 > (job);
+#elif defined(OPD_LANES_AVX2)
+    if (has_vector_sums<F8>(job.plan.lanes)) return run_vector_rows<Op, kA, F8, kWide ? 1 : 2>(job);
 #endif
-    run_rows_as<Op, kA, float>(job);
+    run_rows_as<Op, kA, float, 1>(job);
   });
 }
 
@@ -165,19 +276,10 @@ void dot_block(Job& job, const float* a, const float* b, const float* panel, uns
     }
   }
   for (unsigned r = 0; r < kRows; ++r) {
-    alignas(32) Scalar<kA> sum[8];
+    Scalar<kA> sum[8];
     double largest[8];
-    if constexpr (kA == AccumulatorFormat::kFp64) {
-      _mm256_store_pd(sum, accumulator[r].s.low);
-      _mm256_store_pd(sum + 4, accumulator[r].s.high);
-      _mm256_storeu_pd(largest, watch[r].largest.low);
-      _mm256_storeu_pd(largest + 4, watch[r].largest.high);
-    } else {
-      _mm256_store_ps(sum, accumulator[r].a.v);
-      const D8 wide = widen(value_of(watch[r].largest));
-      _mm256_storeu_pd(largest, wide.low);
-      _mm256_storeu_pd(largest + 4, wide.high);
-    }
+    store(sum, accumulator[r].value());
+    watch[r].largest_of_lanes(largest);
     for (unsigned j = 0; j < columns; ++j) {
       float& out = result[r * result_stride + j];
       if (finite(sum[j])) {

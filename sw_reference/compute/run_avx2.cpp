@@ -12,6 +12,7 @@
 #include <limits>
 #include <numbers>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 

@@ -112,7 +112,7 @@ __global__ void rows(Launch launch) {
   const DeviceOperand& mask = launch.operand[1];
   const bool masked = launch.masked && mask.elements != nullptr;
   const bool reduction = launch.outputs == launch.threads;
-  ref::lanes::Row row;
+  ref::lanes::Rows<float> row;
   row.x = row_of(0);
   row.second = launch.masked ? nullptr : row_of(1);
   row.third = row_of(2);
@@ -120,12 +120,13 @@ __global__ void rows(Launch launch) {
       masked ? reinterpret_cast<const std::uint8_t*>(mask.elements) + r % mask.rows * launch.columns
              : nullptr;
   row.result = launch.results + r * (std::uint64_t{launch.columns} + ref::lanes::kRowPadding);
+  row.scratch = row.result;
   row.columns = launch.columns;
   row.lanes = launch.lanes;
   row.attribute = launch.attribute;
   row.shift = launch.operand[0].shift;
   ref::lanes::Watch<kA, float> watch;
-  Op::template row<kA, float>(row, watch);
+  Op::template rows<kA, float, 1>(row, watch);
   launch.writes[r] = watch.writes;
   cast_to_output(launch, r * (launch.outputs / launch.threads), row.result,
                  reduction ? 1 : launch.columns);

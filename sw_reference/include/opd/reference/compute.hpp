@@ -2,8 +2,7 @@
 // Software reference of the computing vector unit: every kernel in every mode, what it costs, and
 // the yardstick that it is measured against.
 //
-//   exact  : equal bits on every machine and instruction set; AVX2 with FMA and F16C is chosen at
-//            run time
+//   exact  : equal bits on every machine and instruction set; AVX-512 or AVX2 is chosen at run time
 //   memory : operands as binary32 for a matrix kernel, else a few rows
 //   errors : std::invalid_argument that names the kernel and the operand or setting
 //   source : docs/numerics.md "Vector unit", docs/vector_unit.md
@@ -14,8 +13,9 @@
 
 namespace opd::ref {
 
-/// Instruction sets that the arithmetic is compiled for.
-enum class LanesIsa : std::uint8_t { kPortable, kAvx2 };
+/// Instruction sets that the arithmetic is compiled for, each with those before it: AVX2 with FMA and
+/// F16C, AVX-512 with F, BW, DQ and VL.
+enum class LanesIsa : std::uint8_t { kPortable, kAvx2, kAvx512 };
 
 /// The best one of this machine.
 LanesIsa best_lanes_isa();

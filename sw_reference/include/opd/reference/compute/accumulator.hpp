@@ -4,8 +4,10 @@
 //   memory : kMaxLanes accumulators of a row sum, on the stack
 //   exact  : a vector of lanes gives the bits of single ones. It leaves out the count of non-finite
 //            writes: an accumulator that is not finite never becomes finite again, so a finite sum
-//            says that all were, and any other row is done again lane by lane (rows.hpp)
+//            says that all were, and any other row is done again lane by lane (run.hpp)
 //   source : docs/numerics.md "Modes", "Accumulators are watched"
+#include <type_traits>
+
 #include "opd/reference/compute/casts.hpp"
 
 namespace opd::ref::lanes {
@@ -105,46 +107,49 @@ struct Watch<kA, float> {
 };
 
 #if defined(OPD_LANES_AVX2)
-/// Bits of binary32 magnitudes; of lanes that are not finite they are larger than any number's.
-template <AccumulatorFormat kA>
-struct Watch<kA, F8> {
-  U8 largest;
-  std::uint64_t count;
-  bool nonfinite;  ///< a sum was not finite: `largest` says nothing
-  // Written out: a constructor that the compiler adds is not compiled for AVX2.
-  Watch() : largest{_mm256_setzero_si256()}, count(0), nonfinite(false) {}
-  void see(const Accumulator<kA, F8>& accumulator) {
-    largest = larger(largest, bits_of(magnitude(accumulator.a)));
-  }
-  void see(const Accumulator<kA, F8>& accumulator, M8 lanes) {
-    const U8 bits = bits_of(magnitude(accumulator.a));
-    largest = larger(largest, bits & U8{_mm256_castps_si256(lanes.v)});
-  }
-  Writes total() const {
-    alignas(32) std::uint32_t lane[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lane), largest.v);
-    std::uint32_t all = 0;
-    for (const std::uint32_t bits : lane) all = bits > all ? bits : all;
-    return {from_bits(all), count, 0};
-  }
-};
-template <>
-struct Watch<AccumulatorFormat::kFp64, F8> {
-  D8 largest;
+/// Of several lanes: bits of binary32 magnitudes, of binary64 sums the magnitudes. Where a value was
+/// not finite they say nothing, and `nonfinite` is set.
+template <AccumulatorFormat kA, class V>
+struct Watch {
+  using Largest = std::conditional_t<kA == AccumulatorFormat::kFp64, Wide<V>, Bits<V>>;
+  Largest largest;
   std::uint64_t count;
   bool nonfinite;
-  Watch() : largest{_mm256_setzero_pd(), _mm256_setzero_pd()}, count(0), nonfinite(false) {}
-  void see(const Accumulator<AccumulatorFormat::kFp64, F8>& accumulator) {
-    largest = larger(largest, magnitude(accumulator.s));
+  // Written out: a constructor that the compiler adds is not compiled for the instruction set.
+  Watch() : largest(none()), count(0), nonfinite(false) {}
+  static Largest none() { return magnitude_of(every<V>(0.0f)); }
+  static Largest magnitude_of(V x) {
+    if constexpr (kA == AccumulatorFormat::kFp64) {
+      return magnitude(widen(x));
+    } else {
+      return bits_of(magnitude(x));
+    }
   }
-  void see(const Accumulator<AccumulatorFormat::kFp64, F8>& accumulator, M8 lanes) {
-    const D8 zero{_mm256_setzero_pd(), _mm256_setzero_pd()};
-    largest = larger(largest, select(lanes, magnitude(accumulator.s), zero));
+  static Largest magnitude_of(const Accumulator<kA, V>& accumulator) {
+    if constexpr (kA == AccumulatorFormat::kFp64) {
+      return magnitude(accumulator.s);
+    } else {
+      return magnitude_of(accumulator.a);
+    }
+  }
+  void see(const Accumulator<kA, V>& accumulator) {
+    largest = larger(largest, magnitude_of(accumulator));
+  }
+  template <class M>
+  void see(const Accumulator<kA, V>& accumulator, M lanes) {
+    largest = larger(largest, select(lanes, magnitude_of(accumulator), none()));
+  }
+  /// Of lane j.
+  void largest_of_lanes(double* lane) const {
+    if constexpr (kA == AccumulatorFormat::kFp64) {
+      store(lane, largest);
+    } else {
+      store(lane, widen(value_of(largest)));
+    }
   }
   Writes total() const {
-    alignas(32) double lane[8];
-    _mm256_store_pd(lane, largest.low);
-    _mm256_store_pd(lane + 4, largest.high);
+    double lane[Of<V>::kLanes];
+    largest_of_lanes(lane);
     double all = 0;
     for (const double value : lane) all = value > all ? value : all;
     return {all, count, 0};
@@ -175,30 +180,45 @@ OPD_HOST_DEVICE inline void take_in(Accumulator<kA, float>& to, const Accumulato
   watch.see(to);
 }
 
-/// Sum of term(0) .. term(columns - 1) with `lanes` accumulators, 1..kMaxLanes.
-/// term(i) is one value: binary32, of an exact product in binary64.
-template <AccumulatorFormat kA, class V, class Term>
-OPD_HOST_DEVICE inline Scalar<kA> row_sum(unsigned lanes, std::uint32_t columns, Term term,
-                                          Watch<kA, float>& watch) {
-  Accumulator<kA, float> accumulator[kMaxLanes] = {};  // +0
-  for (std::uint32_t beat = 0; beat < columns; beat += lanes) {
-    for (unsigned j = 0; j < lanes && beat + j < columns; ++j) {
-      accumulator[j].take(term(beat + j));
-      watch.see(accumulator[j]);
+/// One T of each row that is computed at a time.
+template <class T, unsigned kRows>
+struct PerRow {
+  T of[kRows];
+  OPD_HOST_DEVICE T& operator[](unsigned r) { return of[r]; }
+  OPD_HOST_DEVICE const T& operator[](unsigned r) const { return of[r]; }
+};
+
+/// What is known of the terms of a sum.
+enum class Terms : std::uint8_t { kAny, kNeverNegative };
+
+/// Sums of term(r, 0) .. term(r, columns - 1) with `lanes` accumulators, 1..kMaxLanes.
+/// term(r, i) is one value of row r: binary32, of an exact product in binary64.
+template <AccumulatorFormat kA, class V, unsigned kRows, Terms, class Term>
+OPD_HOST_DEVICE inline PerRow<Scalar<kA>, kRows> row_sums(unsigned lanes, std::uint32_t columns,
+                                                          Term term, Watch<kA, float>& watch) {
+  PerRow<Scalar<kA>, kRows> sums;
+  for (unsigned r = 0; r < kRows; ++r) {
+    Accumulator<kA, float> accumulator[kMaxLanes] = {};  // +0
+    for (std::uint32_t beat = 0; beat < columns; beat += lanes) {
+      for (unsigned j = 0; j < lanes && beat + j < columns; ++j) {
+        accumulator[j].take(term(r, beat + j));
+        watch.see(accumulator[j]);
+      }
     }
+    for (unsigned n = lanes; n > 1;) {
+      const unsigned half = (n + 1) / 2;
+      for (unsigned j = 0; j + half < n; ++j) take_in(accumulator[j], accumulator[j + half], watch);
+      n = half;
+    }
+    sums[r] = accumulator[0].value();
   }
-  for (unsigned n = lanes; n > 1;) {
-    const unsigned half = (n + 1) / 2;
-    for (unsigned j = 0; j + half < n; ++j) take_in(accumulator[j], accumulator[j + half], watch);
-    n = half;
-  }
-  return accumulator[0].value();
+  return sums;
 }
 
 #if defined(OPD_LANES_AVX2)
-template <AccumulatorFormat kA>
-inline Accumulator<kA, F8> select(M8 lanes, const Accumulator<kA, F8>& a,
-                                  const Accumulator<kA, F8>& b) {
+template <AccumulatorFormat kA, class V, class M>
+inline Accumulator<kA, V> select(M lanes, const Accumulator<kA, V>& a,
+                                 const Accumulator<kA, V>& b) {
   if constexpr (kA == AccumulatorFormat::kFp64) {
     return {select(lanes, a.s, b.s), select(lanes, a.c, b.c)};
   } else {
@@ -206,21 +226,22 @@ inline Accumulator<kA, F8> select(M8 lanes, const Accumulator<kA, F8>& a,
   }
 }
 
-template <AccumulatorFormat kA>
-inline void take_in(Accumulator<kA, F8>& to, const Accumulator<kA, F8>& from, M8 lanes,
-                    Watch<kA, F8>& watch) {
+/// Takes in another accumulator; kSeen: what is written in the first `lanes` is watched.
+template <bool kSeen, AccumulatorFormat kA, class V>
+inline void take_in(Accumulator<kA, V>& to, const Accumulator<kA, V>& from, unsigned lanes,
+                    Watch<kA, V>& watch) {
   if constexpr (kA == AccumulatorFormat::kFp64) {
     to.take(from.s);
-    watch.see(to, lanes);
+    if constexpr (kSeen) watch.see(to, first_lanes<V>(lanes));
     to.take(-from.c);
   } else {
     to.take(from.a);
   }
-  watch.see(to, lanes);
+  if constexpr (kSeen) watch.see(to, first_lanes<V>(lanes));
 }
 
-template <AccumulatorFormat kA>
-inline Accumulator<kA, F8> moved_down(const Accumulator<kA, F8>& x, unsigned n) {
+template <AccumulatorFormat kA, class V>
+inline Accumulator<kA, V> moved_down(const Accumulator<kA, V>& x, unsigned n) {
   if constexpr (kA == AccumulatorFormat::kFp64) {
     return {moved_down(x.s, n), moved_down(x.c, n)};
   } else {
@@ -228,62 +249,96 @@ inline Accumulator<kA, F8> moved_down(const Accumulator<kA, F8>& x, unsigned n) 
   }
 }
 
-/// row_sum with kGroups vectors of accumulators, a power of two. term(i) gives eight values.
-template <AccumulatorFormat kA, unsigned kGroups, class Term>
-inline Scalar<kA> vector_sum(std::uint32_t columns, Term term, Watch<kA, F8>& watch) {
-  constexpr unsigned kLanes = 8 * kGroups;
-  Accumulator<kA, F8> accumulator[kGroups];
-  for (auto& group : accumulator) group.clear();
+/// row_sums with kGroups vectors of accumulators of a row, a power of two. term(r, i) gives V values.
+/// The roundings of one accumulator wait for each other; those of other groups and rows do not.
+template <AccumulatorFormat kA, class V, unsigned kRows, Terms kTerms, unsigned kGroups, class Term>
+inline PerRow<Scalar<kA>, kRows> vector_sums(std::uint32_t columns, Term term,
+                                             Watch<kA, V>& watched) {
+  constexpr unsigned kVector = Of<V>::kLanes;
+  constexpr unsigned kLanes = kVector * kGroups;
+  // A rounded sum of numbers that are not negative never falls: the row's sum is the largest of all
+  // that was written. Kahan's sum may fall.
+  constexpr bool kSeen = kA == AccumulatorFormat::kFp64 || kTerms == Terms::kAny;
+  Watch<kA, V> watch = watched;
+  Accumulator<kA, V> accumulator[kRows][kGroups];
+  for (auto& row : accumulator) {
+    for (auto& group : row) group.clear();
+  }
   std::uint32_t beat = 0;
   for (; beat + kLanes <= columns; beat += kLanes) {
 #pragma GCC unroll 8
     for (unsigned g = 0; g < kGroups; ++g) {
-      accumulator[g].take(term(beat + 8 * g));
-      watch.see(accumulator[g]);
+#pragma GCC unroll 4
+      for (unsigned r = 0; r < kRows; ++r) {
+        accumulator[r][g].take(term(r, beat + kVector * g));
+        if constexpr (kSeen) watch.see(accumulator[r][g]);
+      }
     }
   }
-  for (unsigned g = 0; g < kGroups && beat + 8 * g < columns; ++g) {
-    const std::uint32_t left = columns - beat - 8 * g;
-    const M8 lanes = first_lanes(left < 8 ? left : 8);
-    Accumulator<kA, F8> next = accumulator[g];
-    next.take(term(beat + 8 * g));
-    watch.see(next, lanes);
-    accumulator[g] = select(lanes, next, accumulator[g]);
+#pragma GCC unroll 8
+  for (unsigned g = 0; g < kGroups; ++g) {
+    if (beat + kVector * g >= columns) break;
+    const std::uint32_t left = columns - beat - kVector * g;
+    const auto lanes = first_lanes<V>(left < kVector ? left : kVector);
+#pragma GCC unroll 4
+    for (unsigned r = 0; r < kRows; ++r) {
+      Accumulator<kA, V> next = accumulator[r][g];
+      next.take(term(r, beat + kVector * g));
+      if constexpr (kSeen) watch.see(next, lanes);
+      accumulator[r][g] = select(lanes, next, accumulator[r][g]);
+    }
   }
-  const M8 all = first_lanes(8);
 #pragma GCC unroll 3
   for (unsigned groups = kGroups / 2; groups > 0; groups /= 2) {
 #pragma GCC unroll 4
     for (unsigned g = 0; g < groups; ++g) {
-      take_in(accumulator[g], accumulator[g + groups], all, watch);
+#pragma GCC unroll 4
+      for (unsigned r = 0; r < kRows; ++r) {
+        take_in<kSeen>(accumulator[r][g], accumulator[r][g + groups], kVector, watch);
+      }
     }
   }
-#pragma GCC unroll 3
-  for (unsigned half = 4; half > 0; half /= 2) {
-    take_in(accumulator[0], moved_down(accumulator[0], half), first_lanes(half), watch);
+#pragma GCC unroll 4
+  for (unsigned half = kVector / 2; half > 0; half /= 2) {
+#pragma GCC unroll 4
+    for (unsigned r = 0; r < kRows; ++r) {
+      take_in<kSeen>(accumulator[r][0], moved_down(accumulator[r][0], half), half, watch);
+    }
   }
-  watch.count += columns + (kA == AccumulatorFormat::kFp64 ? 2 : 1) * (kLanes - 1);
-  const Scalar<kA> sum = first_lane(accumulator[0].value());
-  watch.nonfinite = watch.nonfinite || !finite(sum);
-  return sum;
+  watch.count +=
+      kRows * (std::uint64_t{columns} + (kA == AccumulatorFormat::kFp64 ? 2 : 1) * (kLanes - 1));
+  PerRow<Scalar<kA>, kRows> sums;
+#pragma GCC unroll 4
+  for (unsigned r = 0; r < kRows; ++r) {
+    sums[r] = first_lane(accumulator[r][0].value());
+    watch.nonfinite = watch.nonfinite || !finite(sums[r]);
+    if constexpr (!kSeen) watch.see(accumulator[r][0], first_lanes<V>(1));
+  }
+  watched = watch;
+  return sums;
 }
 
-/// True when eight lanes at a time can do the row sums of a unit of so many lanes.
-inline bool has_vector_sum(unsigned lanes) {
-  return lanes == 8 || lanes == 16 || lanes == 32 || lanes == 64;
+/// True when V lanes at a time can do the row sums of a unit of so many lanes.
+template <class V>
+constexpr bool has_vector_sums(unsigned lanes) {
+  for (unsigned n = Of<V>::kLanes; n <= kMaxLanes; n *= 2) {
+    if (lanes == n) return true;
+  }
+  return false;
 }
 
-template <AccumulatorFormat kA, class V, class Term>
-inline Scalar<kA> row_sum(unsigned lanes, std::uint32_t columns, Term term, Watch<kA, F8>& watch) {
-  switch (lanes) {
-    case 8:
-      return vector_sum<kA, 1>(columns, term, watch);
-    case 16:
-      return vector_sum<kA, 2>(columns, term, watch);
-    case 32:
-      return vector_sum<kA, 4>(columns, term, watch);
+template <AccumulatorFormat kA, class V, unsigned kRows, Terms kTerms, class Term>
+inline PerRow<Scalar<kA>, kRows> row_sums(unsigned lanes, std::uint32_t columns, Term term,
+                                          Watch<kA, V>& watch) {
+  switch (lanes / Of<V>::kLanes) {
+    case 1:
+      return vector_sums<kA, V, kRows, kTerms, 1>(columns, term, watch);
+    case 2:
+      return vector_sums<kA, V, kRows, kTerms, 2>(columns, term, watch);
+    case 4:
+      return vector_sums<kA, V, kRows, kTerms, 4>(columns, term, watch);
     default:
-      return vector_sum<kA, 8>(columns, term, watch);
+      return vector_sums<kA, V, kRows, kTerms, kMaxLanes / Of<V>::kLanes>(columns, term, watch);
   }
 }
 #endif
@@ -303,34 +358,59 @@ OPD_HOST_DEVICE inline auto square_term(V x) {
   return v * v;
 }
 
-/// Largest number of a row; NaN when any element is NaN. term(i) gives V values; those past the
-/// last column do not count.
-template <class V, class Term>
-OPD_HOST_DEVICE inline float row_maximum(std::uint32_t columns, Term term) {
-  float result = from_bits(0xFF800000u);
+/// How a maximum treats a NaN.
+enum class Nans : std::uint8_t { kKept, kMayBeLost };
+
+/// Largest number of each row; NaN when any element is NaN, which of kMayBeLost is true only lane by
+/// lane. term(r, i) gives V values of row r; those past the last column do not count.
+template <class V, unsigned kRows, Nans kNans, class Term>
+OPD_HOST_DEVICE inline PerRow<float, kRows> row_maxima(std::uint32_t columns, Term term) {
+  PerRow<float, kRows> result;
+  const float none = from_bits(0xFF800000u);
   std::uint32_t i = 0;
   const auto take = [](auto m, auto x) { return select(either(x > m, is_nan(x)), x, m); };
   if constexpr (Of<V>::kLanes > 1) {
-    constexpr unsigned kChains = 4;  // a comparison waits for the one before it
-    V chain[kChains];
-    for (V& m : chain) m = every<V>(result);
+    const auto take_vector = [take](V m, V x) {
+      if constexpr (kNans == Nans::kMayBeLost) {
+        return larger(x, m);
+      } else {
+        return take(m, x);
+      }
+    };
+    constexpr unsigned kChains = 4 / kRows;  // a comparison waits for the one before it
+    V chain[kRows][kChains];
+    for (auto& row : chain) {
+      for (V& m : row) m = every<V>(none);
+    }
     for (; i + kChains * Of<V>::kLanes <= columns; i += kChains * Of<V>::kLanes) {
       OPD_UNROLL_LANES
       for (unsigned j = 0; j < kChains; ++j) {
-        chain[j] = take(chain[j], term(i + j * Of<V>::kLanes));
+        OPD_UNROLL_LANES
+        for (unsigned r = 0; r < kRows; ++r) {
+          chain[r][j] = take_vector(chain[r][j], term(r, i + j * Of<V>::kLanes));
+        }
       }
     }
-    for (; i + Of<V>::kLanes <= columns; i += Of<V>::kLanes) chain[0] = take(chain[0], term(i));
-    const V m = take(take(chain[0], chain[1]), take(chain[2], chain[3]));
-    float lane[kMaxLanes];
-    store(lane, m);
-    for (unsigned j = 0; j < Of<V>::kLanes; ++j) result = take(result, lane[j]);
-    if (i < columns) {
-      store(lane, term(i));
-      for (unsigned j = 0; i + j < columns; ++j) result = take(result, lane[j]);
+    OPD_UNROLL_LANES
+    for (unsigned r = 0; r < kRows; ++r) {
+      V m = chain[r][0];
+      OPD_UNROLL_LANES
+      for (unsigned j = 1; j < kChains; ++j) m = take(m, chain[r][j]);
+      std::uint32_t k = i;
+      for (; k + Of<V>::kLanes <= columns; k += Of<V>::kLanes) m = take(m, term(r, k));
+      if (k < columns) {
+        m = take(m, select(first_lanes<V>(columns - k), term(r, k), every<V>(none)));
+      }
+      OPD_UNROLL_LANES
+      for (unsigned half = Of<V>::kLanes / 2; half > 0; half /= 2) m = take(m, moved_down(m, half));
+      result[r] = first_lane(m);
     }
   } else {
-    for (; i < columns; ++i) result = take(result, term(i));
+    for (unsigned r = 0; r < kRows; ++r) {
+      float m = none;
+      for (i = 0; i < columns; ++i) m = take(m, term(r, i));
+      result[r] = m;
+    }
   }
   return result;
 }

@@ -10,6 +10,9 @@
 #if defined(OPD_LANES_AVX2)
 #include "opd/reference/compute/value_avx2.hpp"
 #endif
+#if defined(OPD_LANES_AVX512)
+#include "opd/reference/compute/value_avx512.hpp"
+#endif
 
 namespace opd::ref::lanes {
 inline namespace OPD_LANES_ISA {
@@ -92,12 +95,27 @@ OPD_HOST_DEVICE inline V decode(Bits<V> bits) {
 template <Format kFormat, class V>
 OPD_HOST_DEVICE inline V rounded_to(V x) {
   if constexpr (kFormat == Format::kFp32) return x;
-#if defined(OPD_LANES_AVX2)
-  if constexpr (kFormat == Format::kFp16 && Of<V>::kLanes == 8) {
-    return {_mm256_cvtph_ps(_mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT))};
+  if constexpr (kFormat == Format::kFp16 && Of<V>::kHalves) {
+    return rounded_to_half(x);
+  } else {
+    return decode<kFormat, V>(encode<kFormat, false>(x));
   }
-#endif
-  return decode<kFormat, V>(encode<kFormat, false>(x));
+}
+
+/// RNF(x) of FP16 at an address, by the instruction for it.
+template <class V>
+inline void store_canonical_halves(std::byte* address, V x) {
+  store_halves(address, select(is_nan(x), every<V>(from_bits(0x7FC00000u)), x));
+}
+
+/// V numbers of packed FP16, and RNF of V numbers to there.
+template <class V>
+inline V load(const Half* address) {
+  return load_halves<V>(reinterpret_cast<const std::byte*>(address));
+}
+template <class V>
+inline void store(Half* address, V x) {
+  store_canonical_halves(reinterpret_cast<std::byte*>(address), x);
 }
 
 /// Elements [first, count) of a row, `V` by `V`, single ones at the end.
@@ -108,14 +126,11 @@ OPD_HOST_DEVICE inline void decode_elements(const std::byte* elements, std::uint
   std::uint64_t k = first;
   OPD_UNROLL_LANES
   for (; k + Of<V>::kLanes <= count; k += Of<V>::kLanes) {
-#if defined(OPD_LANES_AVX2)
-    if constexpr (kFormat == Format::kFp16 && Of<V>::kLanes == 8) {
-      const auto* halves = reinterpret_cast<const __m128i*>(elements + k * kBytes);
-      store(values + k, V{_mm256_cvtph_ps(_mm_loadu_si128(halves))});
-      continue;
+    if constexpr (kFormat == Format::kFp16 && Of<V>::kHalves) {
+      store(values + k, load_halves<V>(elements + k * kBytes));
+    } else {
+      store(values + k, decode<kFormat, V>(load_packed<V, kBytes>(elements + k * kBytes)));
     }
-#endif
-    store(values + k, decode<kFormat, V>(load_packed<V, kBytes>(elements + k * kBytes)));
   }
   if constexpr (Of<V>::kLanes > 1) decode_elements<kFormat, float>(elements, k, count, values);
 }
@@ -127,16 +142,11 @@ OPD_HOST_DEVICE inline void encode_elements(const float* values, std::uint64_t f
   std::uint64_t k = first;
   OPD_UNROLL_LANES
   for (; k + Of<V>::kLanes <= count; k += Of<V>::kLanes) {
-#if defined(OPD_LANES_AVX2)
-    if constexpr (kFormat == Format::kFp16 && !kSaturate && Of<V>::kLanes == 8) {
-      const V x = load<V>(values + k);
-      const V quiet = select(is_nan(x), every<V>(from_bits(0x7FC00000u)), x);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(elements + k * kBytes),
-                       _mm256_cvtps_ph(quiet.v, _MM_FROUND_TO_NEAREST_INT));
-      continue;
+    if constexpr (kFormat == Format::kFp16 && !kSaturate && Of<V>::kHalves) {
+      store_canonical_halves(elements + k * kBytes, load<V>(values + k));
+    } else {
+      store_packed<kBytes>(elements + k * kBytes, encode<kFormat, kSaturate>(load<V>(values + k)));
     }
-#endif
-    store_packed<kBytes>(elements + k * kBytes, encode<kFormat, kSaturate>(load<V>(values + k)));
   }
   if constexpr (Of<V>::kLanes > 1) {
     encode_elements<kFormat, kSaturate, float>(values, k, count, elements);

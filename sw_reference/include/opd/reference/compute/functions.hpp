@@ -27,8 +27,7 @@ template <class V>
 OPD_HOST_DEVICE inline V exp(V argument) {
   // Past the ends the definition's +0 and +Inf are what the rounding of -104 and 89 gives.
   const V x = bounded(argument, every<V>(-104.0f), every<V>(89.0f));
-  // 1.5 * 2^23: its last place is 1, so that the addition rounds to the nearest integer, to even.
-  constexpr std::uint32_t kRounder = 0x4B400000u;
+  // The addition rounds to the nearest integer, to even.
   const V shifted = x * constant<V>(0x3FB8AA3Bu) + constant<V>(kRounder);
   const V n = shifted - constant<V>(kRounder);
   V r = fma(n, constant<V>(0xBF317200u), x);
@@ -41,14 +40,7 @@ OPD_HOST_DEVICE inline V exp(V argument) {
   p = fma(p, r, constant<V>(0x3F000000u));
   p = fma(p, r, every<V>(1.0f));
   p = fma(p, r, every<V>(1.0f));
-  // 2^n in two factors. The first product is exact, so the second rounds once.
-  const auto word = [](std::uint32_t bits) { return every_bits<V>(bits); };
-  const Bits<V> exponent = bits_of(shifted) - word(kRounder - 256);  // n + 256, n in -150..128
-  const Bits<V> half = exponent >> 1;
-  const Bits<V> rest = exponent - half;
-  const V first = value_of((half - word(1)) << 23);  // 2^(half - 128)
-  const V second = value_of((rest - word(1)) << 23);
-  return (p * first) * second;
+  return times_power(p, n, bits_of(shifted));
 }
 
 template <class V>

@@ -14,26 +14,32 @@ struct LayerNorm {
         {.operations = 2, .reads = 7, .extra = 6}}},
       1};
 
-  template <AccumulatorFormat kA, class V>
-  OPD_HOST_DEVICE static void row(const Row& row, Watch<kA, V>& watch) {
-    const float mean = row_mean<kA, V>(row, watch);
-    const V k = every<V>(row_scale_factor<kA>(row, row_deviation<kA, V>(row, mean, watch)));
-    const V m = every<V>(mean);
-    const float* gain = row.second;
-    const float* bias = row.third;
-    const auto normalised = [x = row.x, m, k](std::uint32_t i) { return (load<V>(x + i) - m) * k; };
-    if (gain != nullptr && bias != nullptr) {
-      for_row<V>(row.columns, row.result, [&](std::uint32_t i) {
-        return fma(normalised(i), load<V>(gain + i), load<V>(bias + i));
+  template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+  OPD_HOST_DEVICE static void rows(const Rows<E>& rows, Watch<kA, V>& watch) {
+    const auto m = row_means<kA, V, kRows>(rows, watch);
+    const auto k =
+        row_scale_factors<kA, V, kRows>(rows, row_deviations<kA, V, kRows>(rows, m, watch));
+    const auto normalised = [x = rows.x, stride = rows.stride, m, k](unsigned r, std::uint32_t i) {
+      return (load<V>(x + r * stride + i) - m[r]) * k[r];
+    };
+    const auto gain = [y = rows.second, stride = rows.second_stride](unsigned r, std::uint32_t i) {
+      return load<V>(y + r * stride + i);
+    };
+    const auto bias = [y = rows.third, stride = rows.third_stride](unsigned r, std::uint32_t i) {
+      return load<V>(y + r * stride + i);
+    };
+    if (rows.second != nullptr && rows.third != nullptr) {
+      for_rows<V, kRows>(rows, [=](unsigned r, std::uint32_t i) {
+        return fma(normalised(r, i), gain(r, i), bias(r, i));
       });
-    } else if (gain != nullptr) {
-      for_row<V>(row.columns, row.result,
-                 [&](std::uint32_t i) { return normalised(i) * load<V>(gain + i); });
-    } else if (bias != nullptr) {
-      for_row<V>(row.columns, row.result,
-                 [&](std::uint32_t i) { return normalised(i) + load<V>(bias + i); });
+    } else if (rows.second != nullptr) {
+      for_rows<V, kRows>(
+          rows, [=](unsigned r, std::uint32_t i) { return normalised(r, i) * gain(r, i); });
+    } else if (rows.third != nullptr) {
+      for_rows<V, kRows>(
+          rows, [=](unsigned r, std::uint32_t i) { return normalised(r, i) + bias(r, i); });
     } else {
-      for_row<V>(row.columns, row.result, normalised);
+      for_rows<V, kRows>(rows, normalised);
     }
   }
 

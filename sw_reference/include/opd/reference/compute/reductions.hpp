@@ -1,9 +1,9 @@
 #pragma once
 // Row reductions: sum, sum of squares, maximum, mean, variance.
 //
-//   row(row, watch) : one number before the cast to the output; SAFE divides x by 2^shift first and
-//                     expands here
-//   source          : docs/numerics.md "Kernels"
+//   rows(rows, watch) : one number of each row before the cast to the output; SAFE divides x by
+//                       2^shift first and expands here
+//   source            : docs/numerics.md "Kernels"
 #include "opd/reference/compute/row.hpp"
 
 namespace opd::ref::lanes {
@@ -12,13 +12,10 @@ inline namespace OPD_LANES_ISA {
 struct Sum {
   static constexpr Kernel kKernel = Kernel::kSum;
   static constexpr Program kProgram{1, {{{.operations = 0, .reads = 1, .accumulates = true}}}, 1};
-  template <AccumulatorFormat kA, class V>
-  OPD_HOST_DEVICE static void row(const Row& row, Watch<kA, V>& watch) {
-    const float* x = row.x;
-    const Scalar<kA> sum = row_sum<kA, V>(
-        row.lanes, row.columns, [x](std::uint32_t i) { return term_of<kA>(load<V>(x + i)); },
-        watch);
-    row.result[0] = expanded<kA>(sum, row.shift);
+  template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+  OPD_HOST_DEVICE static void rows(const Rows<E>& rows, Watch<kA, V>& watch) {
+    const auto sums = sums_of_rows<kA, V, kRows>(rows, watch);
+    for (unsigned r = 0; r < kRows; ++r) rows.result[r] = expanded<kA>(sums[r], rows.shift);
   }
   template <class R>
   static void exact(const ExactRow<R>& row) {
@@ -29,9 +26,10 @@ struct Sum {
 struct SumOfSquares {
   static constexpr Kernel kKernel = Kernel::kSumOfSquares;
   static constexpr Program kProgram{1, {{{.operations = 1, .reads = 1, .accumulates = true}}}, 1};
-  template <AccumulatorFormat kA, class V>
-  OPD_HOST_DEVICE static void row(const Row& row, Watch<kA, V>& watch) {
-    row.result[0] = expanded<kA>(row_squares<kA, V>(row, watch), 2 * row.shift);
+  template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+  OPD_HOST_DEVICE static void rows(const Rows<E>& rows, Watch<kA, V>& watch) {
+    const auto sums = row_squares<kA, V, kRows>(rows, watch);
+    for (unsigned r = 0; r < kRows; ++r) rows.result[r] = expanded<kA>(sums[r], 2 * rows.shift);
   }
   template <class R>
   static void exact(const ExactRow<R>& row) {
@@ -42,16 +40,22 @@ struct SumOfSquares {
 struct Maximum {
   static constexpr Kernel kKernel = Kernel::kMaximum;
   static constexpr Program kProgram{1, {{{.operations = 1, .reads = 1, .maximum = true}}}};
-  template <AccumulatorFormat kA, class V>
-  OPD_HOST_DEVICE static void row(const Row& row, Watch<kA, V>&) {
-    const float* x = row.x;
-    float m = row_maximum<V>(row.columns, [x](std::uint32_t i) { return load<V>(x + i); });
-    if (m == 0) {  // +0 if any element is. In integers: g++ 12 vectorises max(-0, +0) wrongly
-      bool positive = false;
-      for (std::uint32_t i = 0; i < row.columns; ++i) positive = positive || to_bits(x[i]) == 0;
-      m = from_bits(positive ? 0 : 0x80000000u);
+  template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+  OPD_HOST_DEVICE static void rows(const Rows<E>& rows, Watch<kA, V>&) {
+    const auto maxima = row_maxima<V, kRows, Nans::kKept>(
+        rows.columns, [x = rows.x, stride = rows.stride](unsigned r, std::uint32_t i) {
+          return load<V>(x + r * stride + i);
+        });
+    for (unsigned r = 0; r < kRows; ++r) {
+      float m = maxima[r];
+      const float* x = rows.x + r * rows.stride;
+      if (m == 0) {  // +0 if any element is. In integers: g++ 12 vectorises max(-0, +0) wrongly
+        bool positive = false;
+        for (std::uint32_t i = 0; i < rows.columns; ++i) positive = positive || to_bits(x[i]) == 0;
+        m = from_bits(positive ? 0 : 0x80000000u);
+      }
+      rows.result[r] = m;
     }
-    row.result[0] = m;
   }
   template <class R>
   static void exact(const ExactRow<R>& row) {
@@ -67,13 +71,12 @@ struct Mean {
   static constexpr Kernel kKernel = Kernel::kMean;
   static constexpr Program kProgram{
       1, {{{.operations = 0, .reads = 1, .accumulates = true, .scalar = true}}}, 1};
-  template <AccumulatorFormat kA, class V>
-  OPD_HOST_DEVICE static void row(const Row& row, Watch<kA, V>& watch) {
-    const float* x = row.x;
-    const Scalar<kA> sum = row_sum<kA, V>(
-        row.lanes, row.columns, [x](std::uint32_t i) { return term_of<kA>(load<V>(x + i)); },
-        watch);
-    row.result[0] = expanded<kA>(sum / static_cast<Scalar<kA>>(row.columns), row.shift);
+  template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+  OPD_HOST_DEVICE static void rows(const Rows<E>& rows, Watch<kA, V>& watch) {
+    const auto sums = sums_of_rows<kA, V, kRows>(rows, watch);
+    for (unsigned r = 0; r < kRows; ++r) {
+      rows.result[r] = expanded<kA>(sums[r] / static_cast<Scalar<kA>>(rows.columns), rows.shift);
+    }
   }
   template <class R>
   static void exact(const ExactRow<R>& row) {
@@ -98,12 +101,15 @@ struct Variance {
       {{{.operations = 0, .reads = 1, .accumulates = true, .scalar = true},
         {.operations = 2, .reads = 1, .accumulates = true, .scalar = true}}},
       1};
-  template <AccumulatorFormat kA, class V>
-  OPD_HOST_DEVICE static void row(const Row& row, Watch<kA, V>& watch) {
+  template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+  OPD_HOST_DEVICE static void rows(const Rows<E>& rows, Watch<kA, V>& watch) {
     using S = Scalar<kA>;
-    const S sum = row_deviation<kA, V>(row, row_mean<kA, V>(row, watch), watch);
-    const S degrees = static_cast<S>(row.columns) - static_cast<S>(row.attribute);
-    row.result[0] = expanded<kA>(sum / degrees, 2 * row.shift);
+    const auto means = row_means<kA, V, kRows>(rows, watch);
+    const auto sums = row_deviations<kA, V, kRows>(rows, means, watch);
+    const S degrees = static_cast<S>(rows.columns) - static_cast<S>(rows.attribute);
+    for (unsigned r = 0; r < kRows; ++r) {
+      rows.result[r] = expanded<kA>(sums[r] / degrees, 2 * rows.shift);
+    }
   }
   template <class R>
   static void exact(const ExactRow<R>& row) {

@@ -13,17 +13,19 @@ struct RmsNorm {
         {.operations = 1, .reads = 3, .extra = 2}}},
       1};
 
-  template <AccumulatorFormat kA, class V>
-  OPD_HOST_DEVICE static void row(const Row& row, Watch<kA, V>& watch) {
-    const V k = every<V>(row_scale_factor<kA>(row, row_squares<kA, V>(row, watch)));
-    const float* x = row.x;
-    const float* gain = row.second;
-    if (gain != nullptr) {
-      for_row<V>(row.columns, row.result, [x, gain, k](std::uint32_t i) {
-        return (load<V>(x + i) * k) * load<V>(gain + i);
+  template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+  OPD_HOST_DEVICE static void rows(const Rows<E>& rows, Watch<kA, V>& watch) {
+    const auto k = row_scale_factors<kA, V, kRows>(rows, row_squares<kA, V, kRows>(rows, watch));
+    const auto scaled = [x = rows.x, stride = rows.stride, k](unsigned r, std::uint32_t i) {
+      return load<V>(x + r * stride + i) * k[r];
+    };
+    if (rows.second != nullptr) {
+      for_rows<V, kRows>(rows, [scaled, gain = rows.second, stride = rows.second_stride](
+                                   unsigned r, std::uint32_t i) {
+        return scaled(r, i) * load<V>(gain + r * stride + i);
       });
     } else {
-      for_row<V>(row.columns, row.result, [x, k](std::uint32_t i) { return load<V>(x + i) * k; });
+      for_rows<V, kRows>(rows, scaled);
     }
   }
 

@@ -1,5 +1,5 @@
 #pragma once
-// A row as the row kernels see it: binary32 numbers, whatever the operands' formats are.
+// Rows as the row kernels see them: binary32 numbers, whatever the operands' formats are.
 #include "opd/reference/compute/accumulator.hpp"
 #include "opd/reference/compute/functions.hpp"
 #include "opd/reference/compute/program.hpp"
@@ -7,20 +7,28 @@
 namespace opd::ref::lanes {
 inline namespace OPD_LANES_ISA {
 
-/// Bytes and numbers past the last column may be read and written, up to a whole vector
-/// (kRowPadding), and count for nothing.
-struct Row {
-  const float* x = nullptr;            ///< in SAFE compressed, where the kernel compresses
+/// Rows that are computed at a time. E is float, or Half: x and the results lie packed in FP16, and
+/// the columns are whole vectors. Numbers past the last column may be read and written, up to a whole
+/// vector (kRowPadding), and count for nothing.
+template <class E>
+struct Rows {
+  using Element = E;
+  const E* x = nullptr;                ///< in SAFE compressed, where the kernel compresses
   const float* second = nullptr;       ///< gain; null: absent
   const float* third = nullptr;        ///< bias; null: absent
   const std::uint8_t* mask = nullptr;  ///< null: absent
-  float* result = nullptr;             ///< before the cast to the output; one number of a reduction
+  float* scratch = nullptr;            ///< a binary32 number for each of x; may be x or the result
+  std::size_t scratch_stride = 0;
+  E* result = nullptr;     ///< of float before the cast to the output; may be x
+  std::size_t stride = 0;  ///< from a row of x and mask to the next, in elements
+  std::size_t result_stride = 0;
+  std::size_t second_stride = 0, third_stride = 0;  ///< 0: the rows share one
   std::uint32_t columns = 0;
   unsigned lanes = 1;   ///< L
   float attribute = 0;  ///< factor, epsilon or correction
   int shift = 0;        ///< s: x was divided by 2^s
 };
-inline constexpr unsigned kRowPadding = 8;
+inline constexpr unsigned kRowPadding = 16;
 
 /// A row for the yardstick: operands as they are, in R.
 template <class R>
@@ -42,38 +50,63 @@ R exact_sum(const R* x, std::uint32_t columns, F f) {
   return sum;
 }
 
-/// result[i] = f(i) for a whole row.
-template <class V, class F>
-OPD_HOST_DEVICE inline void for_row(std::uint32_t columns, float* result, F f) {
+/// The result of row r at i is f(r, i), for whole rows.
+template <class V, unsigned kRows, class E, class F>
+OPD_HOST_DEVICE inline void for_rows(const Rows<E>& rows, F f) {
+  E* const result = rows.result;
+  const std::size_t stride = rows.result_stride;
+  for (std::uint32_t i = 0; i < rows.columns; i += Of<V>::kLanes) {
+    OPD_UNROLL_LANES
+    for (unsigned r = 0; r < kRows; ++r) store(result + r * stride + i, f(r, i));
+  }
+}
+
+/// Sums of the rows of x.
+template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+OPD_HOST_DEVICE inline PerRow<Scalar<kA>, kRows> sums_of_rows(const Rows<E>& rows,
+                                                              Watch<kA, V>& watch) {
+  return row_sums<kA, V, kRows, Terms::kAny>(
+      rows.lanes, rows.columns,
+      [x = rows.x, stride = rows.stride](unsigned r, std::uint32_t i) {
+        return term_of<kA>(load<V>(x + r * stride + i));
+      },
+      watch);
+}
+
+/// Means of the rows in W, in every lane.
+template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+OPD_HOST_DEVICE inline PerRow<V, kRows> row_means(const Rows<E>& rows, Watch<kA, V>& watch) {
+  const auto sums = sums_of_rows<kA, V, kRows>(rows, watch);
+  PerRow<V, kRows> means;
   OPD_UNROLL_LANES
-  for (std::uint32_t i = 0; i < columns; i += Of<V>::kLanes) store(result + i, f(i));
+  for (unsigned r = 0; r < kRows; ++r) {
+    means[r] = every<V>(row_result<kA>(sums[r] / static_cast<Scalar<kA>>(rows.columns)));
+  }
+  return means;
 }
 
-/// Mean of a row in W.
-template <AccumulatorFormat kA, class V>
-OPD_HOST_DEVICE inline float row_mean(const Row& row, Watch<kA, V>& watch) {
-  const float* x = row.x;
-  const Scalar<kA> sum = row_sum<kA, V>(
-      row.lanes, row.columns, [x](std::uint32_t i) { return term_of<kA>(load<V>(x + i)); }, watch);
-  return row_result<kA>(sum / static_cast<Scalar<kA>>(row.columns));
+/// Sums of the squared distances from the means.
+template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+OPD_HOST_DEVICE inline PerRow<Scalar<kA>, kRows> row_deviations(const Rows<E>& rows,
+                                                                PerRow<V, kRows> means,
+                                                                Watch<kA, V>& watch) {
+  return row_sums<kA, V, kRows, Terms::kNeverNegative>(
+      rows.lanes, rows.columns,
+      [x = rows.x, stride = rows.stride, means](unsigned r, std::uint32_t i) {
+        return square_term<kA>(load<V>(x + r * stride + i) - means[r]);
+      },
+      watch);
 }
 
-/// Sum of the squared distances from `mean`.
-template <AccumulatorFormat kA, class V>
-OPD_HOST_DEVICE inline Scalar<kA> row_deviation(const Row& row, float mean, Watch<kA, V>& watch) {
-  const float* x = row.x;
-  const V m = every<V>(mean);
-  return row_sum<kA, V>(
-      row.lanes, row.columns,
-      [x, m](std::uint32_t i) { return square_term<kA>(load<V>(x + i) - m); }, watch);
-}
-
-/// Sum of squares.
-template <AccumulatorFormat kA, class V>
-OPD_HOST_DEVICE inline Scalar<kA> row_squares(const Row& row, Watch<kA, V>& watch) {
-  const float* x = row.x;
-  return row_sum<kA, V>(
-      row.lanes, row.columns, [x](std::uint32_t i) { return square_term<kA>(load<V>(x + i)); },
+/// Sums of squares.
+template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+OPD_HOST_DEVICE inline PerRow<Scalar<kA>, kRows> row_squares(const Rows<E>& rows,
+                                                             Watch<kA, V>& watch) {
+  return row_sums<kA, V, kRows, Terms::kNeverNegative>(
+      rows.lanes, rows.columns,
+      [x = rows.x, stride = rows.stride](unsigned r, std::uint32_t i) {
+        return square_term<kA>(load<V>(x + r * stride + i));
+      },
       watch);
 }
 
@@ -88,8 +121,8 @@ OPD_HOST_DEVICE inline double power_of_two(int n) {
 
 /// k = RNW(1 / sqrt(S / N + epsilon)). SAFE takes epsilon to the scale of the compressed operand and
 /// keeps k finite.
-template <AccumulatorFormat kA>
-OPD_HOST_DEVICE inline float row_scale_factor(const Row& row, Scalar<kA> sum) {
+template <AccumulatorFormat kA, class E>
+OPD_HOST_DEVICE inline float row_scale_factor(const Rows<E>& row, Scalar<kA> sum) {
   using S = Scalar<kA>;
   S epsilon = row.attribute;
   if constexpr (kA == AccumulatorFormat::kFp64) epsilon *= power_of_two(-2 * row.shift);
@@ -100,6 +133,18 @@ OPD_HOST_DEVICE inline float row_scale_factor(const Row& row, Scalar<kA> sum) {
   } else {
     return row_result<kA>(k);
   }
+}
+
+/// The same of every row, in every lane.
+template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+OPD_HOST_DEVICE inline PerRow<V, kRows> row_scale_factors(const Rows<E>& rows,
+                                                          PerRow<Scalar<kA>, kRows> sums) {
+  PerRow<V, kRows> factors;
+  OPD_UNROLL_LANES
+  for (unsigned r = 0; r < kRows; ++r) {
+    factors[r] = every<V>(row_scale_factor<kA>(rows, sums[r]));
+  }
+  return factors;
 }
 
 /// A row's result T (of squares: in x^2) back at the scale of the operand.

@@ -14,37 +14,55 @@ struct Softmax {
         {.operations = 3, .reads = 3, .extra = 2, .accumulates = true, .scalar = true},
         {.operations = 1}}}};
 
-  /// y = RN32(x * factor), -Inf where the mask hides it.
-  template <class V>
-  OPD_HOST_DEVICE static V scaled_element(const Row& row, V factor, std::uint32_t i) {
-    const V y = load<V>(row.x + i) * factor;
-    if (row.mask == nullptr) return y;
-    return select(load_mask<V>(row.mask + i), y, constant<V>(0xFF800000u));
+  template <AccumulatorFormat kA, class V, unsigned kRows, class E>
+  OPD_HOST_DEVICE static void rows(const Rows<E>& rows, Watch<kA, V>& watch) {
+    const E* x = rows.x;
+    const std::size_t stride = rows.stride;
+    const V factor = every<V>(rows.attribute);
+    if (rows.mask == nullptr) {
+      run<kA, V, kRows>(rows, watch, [x, stride, factor](unsigned r, std::uint32_t i) {
+        return load<V>(x + r * stride + i) * factor;
+      });
+    } else {
+      run<kA, V, kRows>(
+          rows, watch, [x, stride, factor, mask = rows.mask](unsigned r, std::uint32_t i) {
+            return select(load_mask<V>(mask + r * stride + i), load<V>(x + r * stride + i) * factor,
+                          constant<V>(0xFF800000u));
+          });
+    }
   }
 
-  template <AccumulatorFormat kA, class V>
-  OPD_HOST_DEVICE static void row(const Row& row, Watch<kA, V>& watch) {
-    const V factor = every<V>(row.attribute);
-    float* scratch = row.result;  // y, then the exponentials
-    const float maximum = row_maximum<V>(row.columns, [&row, factor, scratch](std::uint32_t i) {
-      const V y = scaled_element<V>(row, factor, i);
-      store(scratch + i, y);
-      return y;
-    });
+  /// y(r, i) = RN32(x * factor), -Inf where the mask hides it.
+  template <AccumulatorFormat kA, class V, unsigned kRows, class E, class Y>
+  OPD_HOST_DEVICE static void run(const Rows<E>& rows, Watch<kA, V>& watch, Y y) {
+    // A NaN that the maximum loses is found in the sum.
+    const auto maxima = row_maxima<V, kRows, Nans::kMayBeLost>(rows.columns, y);
     // Everything hidden: no exponential of -Inf + Inf in SAFE, the accumulators take in zeros.
-    const bool hidden = kA == AccumulatorFormat::kFp64 && maximum == from_bits(0xFF800000u);
-    const V m = every<V>(hidden ? 0.0f : maximum);
-    const Scalar<kA> sum = row_sum<kA, V>(
-        row.lanes, row.columns,
-        [scratch, m](std::uint32_t i) {
-          const V e = intermediate<kA>(exp(load<V>(scratch + i) - m));
-          store(scratch + i, e);
+    PerRow<bool, kRows> hidden;
+    PerRow<V, kRows> m;
+    OPD_UNROLL_LANES
+    for (unsigned r = 0; r < kRows; ++r) {
+      hidden[r] = kA == AccumulatorFormat::kFp64 && maxima[r] == from_bits(0xFF800000u);
+      m[r] = every<V>(hidden[r] ? 0.0f : maxima[r]);
+    }
+    float* const exponentials = rows.scratch;
+    const std::size_t stride = rows.scratch_stride;
+    const auto sums = row_sums<kA, V, kRows, Terms::kNeverNegative>(
+        rows.lanes, rows.columns,
+        [exponentials, stride, m, y](unsigned r, std::uint32_t i) {
+          const V e = intermediate<kA>(exp(y(r, i) - m[r]));
+          store(exponentials + r * stride + i, e);
           return term_of<kA>(e);
         },
         watch);
-    const V r = every<V>(hidden ? 0.0f : row_result<kA>(Scalar<kA>{1} / sum));
-    for_row<V>(row.columns, row.result,
-               [scratch, r](std::uint32_t i) { return load<V>(scratch + i) * r; });
+    PerRow<V, kRows> factors;
+    OPD_UNROLL_LANES
+    for (unsigned r = 0; r < kRows; ++r) {
+      factors[r] = every<V>(hidden[r] ? 0.0f : row_result<kA>(Scalar<kA>{1} / sums[r]));
+    }
+    for_rows<V, kRows>(rows, [exponentials, stride, factors](unsigned r, std::uint32_t i) {
+      return load<V>(exponentials + r * stride + i) * factors[r];
+    });
   }
 
   template <class R>

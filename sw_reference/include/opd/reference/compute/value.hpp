@@ -1,6 +1,6 @@
 #pragma once
 // What the lane functions are written in: a value V of one or several lanes (here float; eight lanes
-// in value_avx2.hpp), its bits and its binary64 counterpart.
+// in value_avx2.hpp, sixteen in value_avx512.hpp), its bits and its binary64 counterpart.
 //
 //   exact  : IEEE 754, round to nearest even; nothing is fused but `fma`. Operators of float and
 //            double round once: opd::types carries -ffp-contract=off and --fmad=false
@@ -19,6 +19,7 @@ struct Of;
 template <>
 struct Of<float> {
   static constexpr unsigned kLanes = 1;
+  static constexpr bool kHalves = false;  ///< has load_halves, store_halves, rounded_to_half
   using Bits = std::uint32_t;
   using Wide = double;
 };
@@ -26,6 +27,11 @@ template <class V>
 using Bits = typename Of<V>::Bits;
 template <class V>
 using Wide = typename Of<V>::Wide;
+
+/// An FP16 element in memory.
+struct Half {
+  std::uint16_t bits;
+};
 
 OPD_HOST_DEVICE inline std::uint32_t bits_of(float x) { return to_bits(x); }
 OPD_HOST_DEVICE inline float value_of(std::uint32_t bits) { return from_bits(bits); }
@@ -87,11 +93,31 @@ template <class V>
 OPD_HOST_DEVICE inline Bits<V> every_bits(std::uint32_t bits) {
   return bits;
 }
+/// RN32(p * 2^n), n a whole number in -150..128 whose bits are those of `shifted` less kRounder's.
+inline constexpr std::uint32_t kRounder = 0x4B400000u;  ///< 1.5 * 2^23: its last place is 1
+template <class V, class B>
+OPD_HOST_DEVICE inline V times_power(V p, V, B shifted) {
+  // 2^n in two factors. The first product is exact, so the second rounds once.
+  const auto word = [](std::uint32_t bits) { return every_bits<V>(bits); };
+  const B exponent = shifted - word(kRounder - 256);  // n + 256
+  const B half = exponent >> 1;
+  const B rest = exponent - half;
+  const V first = value_of((half - word(1)) << 23);  // 2^(half - 128)
+  const V second = value_of((rest - word(1)) << 23);
+  return (p * first) * second;
+}
+
 /// A byte per lane, true where it is not 0.
 template <class V>
 OPD_HOST_DEVICE inline auto load_mask(const std::uint8_t* address) {
   return *address != 0;
 }
+/// True in the first n lanes.
+template <class V>
+auto first_lanes(unsigned n);
+/// FP16 elements at an address.
+template <class V>
+V load_halves(const std::byte* address);
 /// Packed elements of 1, 2 or 4 bytes to and from bits.
 template <class V, unsigned kBytes>
 OPD_HOST_DEVICE inline Bits<V> load_packed(const std::byte* address) {

@@ -1,6 +1,6 @@
 #pragma once
 // Eight lanes in AVX2, FMA and F16C. Only for source files whose functions are compiled for these
-// (rows_avx2.cpp); source: docs/numerics.md "Lanes".
+// (run_avx2.cpp, run_avx512.cpp); source: docs/numerics.md "Lanes".
 #include <immintrin.h>
 
 #include "opd/reference/compute/value.hpp"
@@ -24,6 +24,7 @@ struct D8 {
 template <>
 struct Of<F8> {
   static constexpr unsigned kLanes = 8;
+  static constexpr bool kHalves = true;
   using Bits = U8;
   using Wide = D8;
 };
@@ -83,6 +84,7 @@ inline D8 magnitude(D8 x) {
   return {_mm256_andnot_pd(sign, x.low), _mm256_andnot_pd(sign, x.high)};
 }
 /// The larger of numbers; where b is NaN, b.
+inline F8 larger(F8 a, F8 b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline D8 larger(D8 a, D8 b) {
   return {_mm256_max_pd(a.low, b.low), _mm256_max_pd(a.high, b.high)};
 }
@@ -117,6 +119,10 @@ inline F8 load<F8>(const float* address) {
   return {_mm256_loadu_ps(address)};
 }
 inline void store(float* address, F8 x) { _mm256_storeu_ps(address, x.v); }
+inline void store(double* address, D8 x) {
+  _mm256_storeu_pd(address, x.low);
+  _mm256_storeu_pd(address + 4, x.high);
+}
 template <>
 inline F8 every<F8>(float x) {
   return {_mm256_set1_ps(x)};
@@ -132,9 +138,10 @@ inline auto load_mask<F8>(const std::uint8_t* address) {
   return M8{_mm256_castsi256_ps(_mm256_cmpgt_epi32(bytes, _mm256_setzero_si256()))};
 }
 /// True in the first n lanes.
-inline M8 first_lanes(unsigned n) {
+template <>
+inline auto first_lanes<F8>(unsigned n) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lane))};
+  return M8{_mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lane))};
 }
 /// Lane j of the result is lane j + n of x; n is 4, 2 or 1. What lies above is of no meaning.
 inline F8 moved_down(F8 x, unsigned n) {
@@ -175,6 +182,19 @@ inline void store_packed(std::byte* address, U8 bits) {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(address),
                      _mm_packus_epi16(packed_16(bits), _mm_setzero_si128()));
   }
+}
+
+/// FP16 elements, by the instructions for them: overflow gives Inf, a NaN stays one.
+template <>
+inline F8 load_halves<F8>(const std::byte* address) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(address)))};
+}
+inline void store_halves(std::byte* address, F8 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(address),
+                   _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F8 rounded_to_half(F8 x) {
+  return {_mm256_cvtph_ps(_mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT))};
 }
 
 }  // namespace OPD_LANES_ISA
