@@ -36,7 +36,7 @@ class RandomComputation {
     c.kernel = kernel;
     c.format = format;
     const bool matrix = traits.shape == KernelShape::kMatrix;
-    const std::uint32_t width = std::array{1u, 7u, 33u, 64u, 129u, 500u}[below(6)];
+    const std::uint32_t width = std::array{1u, 7u, 33u, 64u, 129u, 500u, 512u}[below(7)];
     if (matrix) {
       c.depth = std::min(width, std::max(1u, elements / 4));
       c.rows = 1 + below(9);

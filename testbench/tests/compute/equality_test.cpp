@@ -150,6 +150,7 @@ TEST(EqualityFaults, AFaultOfEitherSideIsFoundAndNamed) {
       const std::byte fill = traits.operands[i] == "mask" ? std::byte{1} : std::byte{0x3C};
       std::ranges::fill(owned.bytes[next++], fill);  // about 1 in either format
     }
+    owned.computation.attribute = static_cast<float>(traits.attribute_default);
     const Computation& right = owned.computation;
     std::vector<std::byte> falsified(right.operands[0].elements.begin(),
                                      right.operands[0].elements.end());
