@@ -183,6 +183,28 @@ def test_a_nan_in_the_data():
     assert finding.elements.count == WIDTH and finding.elements.first == (1, 4, 0)
 
 
+def test_what_nothing_reads_is_no_cause():
+    """A NaN in a part of the batch, and in a row of an embedding."""
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(6, 4), nn.Linear(4, 2)
+
+        def forward(self, tokens):
+            return self.head(self.table(tokens)).exp()
+
+    torch.manual_seed(1)
+    model, batch = Table(), {"tokens": torch.tensor([1, 2, 3]), "spare": torch.tensor([math.nan])}
+    with torch.no_grad():
+        model.table.weight[5] = math.nan
+        model.head.bias.fill_(1000)
+    finding = localise(lambda: model(batch["tokens"]).sum(), model, batch=batch)
+    assert (finding.kind, finding.operator, finding.substep, finding.source) == (NUMERIC, "model:exp", "exp", {})
+    batch["tokens"][1] = 5
+    finding = localise(lambda: model(batch["tokens"]).sum(), model, batch=batch)
+    assert (finding.kind, finding.operator, finding.substep, finding.source["tensor"]) == (NUMERIC, "table", "weight", "table.weight")
+
+
 def test_data_beyond_the_format():
     model, batch = model_of(), batch_of()
     model.norm1 = nn.Identity()
@@ -328,6 +350,38 @@ def test_attention_of_pytorch_is_looked_into():
         model.attn.in_proj_weight.mul_(1e25)
     finding = localise(lambda: model(batch[0], None).square().mean(), model, batch=batch)
     assert (finding.kind, finding.function, finding.substep) == (NUMERIC, "logits", "product"), finding.text()
+
+
+def test_fused_attention_has_sub_steps():
+    """Queries that are their own keys, of 1e20: their product is beyond FP32, inside of the kernel."""
+    torch.manual_seed(1)
+    layers, x = nn.ModuleDict({name: nn.Linear(8, 8) for name in "qv"}), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        layers["q"].weight.mul_(1e20)
+
+    def step():
+        q, v = layers["q"](x), layers["v"](x)
+        return functional.scaled_dot_product_attention(q, q, v, is_causal=True).square().mean()
+
+    finding = localise(step, layers)
+    assert (finding.kind, finding.operator, finding.substep, finding.function) == (NUMERIC, "step:scaled_dot_product_attention", "product", "attention"), finding.text()
+    assert [piece.name for piece in finding.pieces] == ["product", "exp", "sum", "mix"] and "QK normalisation" in finding.advice[0]
+
+
+def test_a_gradient_that_fits_and_is_lost_on_the_way():
+    """A row of logits of -Inf in the kernel gives an output of 0, and NaN in backward; FP64 has a gradient."""
+    torch.manual_seed(1)
+    layers, x = nn.ModuleDict({name: nn.Linear(8, 8) for name in "qv"}), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        layers["q"].weight.mul_(1e20)
+
+    def step():
+        q, v = layers["q"](x), layers["v"](x)
+        return functional.scaled_dot_product_attention(q, -q, v, is_causal=True).square().mean()
+
+    finding = localise(step, layers)
+    assert (finding.kind, finding.direction, finding.operator, finding.substep) == (NUMERIC, "backward", "step:scaled_dot_product_attention", "intermediate"), finding.text()
+    assert math.isfinite(finding.pieces[0].exact) and finding.pieces[0].is_bad
 
 
 def test_a_step_that_stops_at_its_loss():

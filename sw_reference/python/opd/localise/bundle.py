@@ -255,7 +255,7 @@ def read_bundle(path: str | os.PathLike, *, trust: bool = False) -> Bundle:
         unpickled = [_Unpickler(stream, tensors, main) for _ in range(3)]
         model, batch, step = (unpickler.load() for unpickler in unpickled)
         missing = next((unpickler.missing for unpickler in unpickled if unpickler.missing), None)
-    except Exception as error:  # whatever that code raises
+    except (Exception, SystemExit) as error:  # whatever that code raises, a script that parses a command line included
         versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items())
         raise LocaliseError(f"{path / MODULE}: the model cannot be rebuilt ({type(error).__name__}: {str(error).partition(chr(10))[0]}); run it in the environment of the training "
                             f"({versions}), with its modules on PYTHONPATH") from None

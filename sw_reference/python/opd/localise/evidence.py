@@ -67,17 +67,19 @@ def named_tensors(batch) -> Iterable[tuple[str, Tensor]]:
             yield f"batch{pytree.keystr(path)}", leaf
 
 
-def bad_weight(model: nn.Module, names: Iterable[str] | None = None) -> dict | None:
-    """The parameter that is not finite, or has one element far out of the range of all others. `flip`: the bit of the exponent that explains it, None where no
-    single one does."""
-    wanted = None if names is None else set(names)
+def bad_weight(model: nn.Module, names: Iterable[str], own: Iterable[str]) -> dict | None:
+    """The parameter among `names` that has one element far out of the range of all others, or among `own` that is not finite. `flip`: the bit of the exponent that
+    explains it, None where no single one does."""
+    wanted, own = set(names), set(own)
     for name, parameter in model.named_parameters():
         name = clean_name(name)
-        if (wanted is not None and name not in wanted) or parameter.numel() < 2 or parameter.dtype not in _BITS:
+        if name not in wanted or parameter.numel() < 2 or parameter.dtype not in _BITS:
             continue
         values = parameter.detach()
         bad = ~values.isfinite()
         count = int(bad.sum())
+        if count and name not in own:
+            continue  # it holds some that nothing has read, a row of an embedding
         magnitude = values.abs().double().masked_fill(bad, math.inf).flatten()
         top, at = magnitude.topk(2)
         if count == 0 and not top[0] > OUTLIER * top[1] > 0:

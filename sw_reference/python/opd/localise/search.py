@@ -136,7 +136,11 @@ class _Search:
             bad = bad_elements(call.result, False)
             index = int(bad.flatten().to(torch.uint8).argmax()) if bool(bad.any()) else 0
             operator = _operator(call, kept)
-            if operator is not None:
+            if call.name == "scaled_dot_product_attention":
+                pieces = substeps.fused_pieces(call.result, index, *call.args, **call.kwargs)
+                substep = substeps.first_bad(pieces) or function
+                told += [_told(pieces, call.result.dtype)] if pieces else []
+            elif operator is not None:
                 pieces = substeps.pieces_of(operator, call.result, index)
                 substep = substeps.first_bad(pieces) or function
                 if KERNELS[operator.kernel].shape in ("elementwise", "row_reduction"):
@@ -156,18 +160,19 @@ class _Search:
         if entry.name == LOSS_SCALE:
             return self._finding(NUMERIC, (f"The loss is {float(inputs[0]):.4g}; times the loss scale of {self.replayer.loss_scale:g} it is beyond {common['format']}'s limit.",),
                                  substep="loss scale", role=role, parameters=parameters, **common)
-        source = look.bad_in_batch(self.batch)
+        is_bad = any(bool(bad_elements(t, kept.masked).any()) for t in inputs)
+        source = look.bad_in_batch(self.batch) if is_bad else None  # one that nothing reads is no cause
         if source is not None:
             value = f"{source['tensor']} holds {source['count']} non-finite elements, the first {source['value']} at {list(source['index'])}"
             return self._finding(DATA, (f"{value}; {entry.name} is the first operator that shows it.", *told), substep="input", source=source, role=role, parameters=parameters,
                                  **common)
-        weight = look.bad_weight(self.model, self._read_before(number))
+        weight = look.bad_weight(self.model, self._read_before(number), self._read_by(number))
         if weight is not None:
             return self._weight(weight, entry, told, role, parameters, common)
         if hidden:
             return self._finding(DATA, ("The row of the first bad element is hidden as a whole by its mask: its maximum is -Inf, and -Inf - (-Inf) is NaN.",
                                         *self._modes_told(modes)), substep=substep, role=role, parameters=parameters, masked_row=True, **common)
-        if any(bool(bad_elements(t, kept.masked).any()) for t in inputs):
+        if is_bad:
             return self._finding(NUMERIC, ("An operand holds non-finite values that no operator, weight or batch tensor brought: a constant of the code, or what is read from "
                                            "outside of the batch.", *told), substep="input", role=role, parameters=parameters, **common)
         wide = look.largest_in_batch(self.batch)
@@ -229,13 +234,16 @@ class _Search:
                 if scale > 1 and top / scale <= limit:
                     substep = "loss scale"
                     told.append(f"Without the loss scale of {scale:g} it is {top / scale:.4g} and fits.")
+            else:
+                substep = "intermediate"
+                told.append(f"In FP64 the largest element is {top:.4g}, which fits: a value inside of this backward is beyond its range.")
         elements = look.elements_of(gradient, _axis(detail.kept[entry.made]) if entry.made in detail.kept else -1)
         parameters = self._parameters(kept_number(self.entries, kept)) if kept is not None else []
         role = self._role(kept.entry, kept, kept_number(self.entries, kept)) if kept is not None else words.OTHER
         common = dict(operator=name, where=entry.name, direction=BACKWARD, function=role if role != words.OTHER else _function_name(kept) if kept else None, elements=elements,
                       format=look.format_of(gradient.dtype), pieces=substeps.shown(pieces), modes={})
-        weight = look.bad_weight(self.model)
-        if weight is not None and weight["flip"] is not None:
+        weight = look.bad_weight(self.model, self._read_before(len(self.entries)), ())
+        if weight is not None:
             return self._weight(weight, entry, told, role, parameters, common)
         return self._finding(NUMERIC, ("The forward pass and the loss are finite.", *told), substep=substep, role=role, parameters=parameters, **common)
 
@@ -271,7 +279,9 @@ class _Search:
 
     def _role(self, entry: Entry, kept: Kept, number: int) -> str:
         function = _function_name(kept)
-        if entry.name.startswith(f"{OUTSIDE}:") or function in _LOSSES:
+        if function == "scaled_dot_product_attention":
+            return words.ATTENTION
+        if function in _LOSSES or entry.name == LOSS_SCALE:
             return words.LOSS
         if function in ("matmul", "bmm", "baddbmm", "einsum", "rmatmul"):
             around = entry.name.rpartition(":")[0]
@@ -282,10 +292,10 @@ class _Search:
                 if later.name.startswith(f"{around}:") and kind == "softmax":
                     return words.LOGITS
             return words.OTHER
-        if function == "scaled_dot_product_attention":
-            return words.ATTENTION
         if function in ("softmax", "log_softmax") or type(kept.module).__name__ == "Softmax":
             return words.SOFTMAX
+        if entry.name.startswith(f"{OUTSIDE}:"):
+            return words.LOSS
         around = kept.module or self.modules.get(entry.name.rpartition(":")[0])
         if around is not None and (NORM_NAME.search(type(around).__name__) or is_rms_norm(around)):
             return words.NORM
@@ -299,6 +309,10 @@ class _Search:
     def _read_before(self, number: int) -> list[str]:
         """Parameters that operators up to that one read."""
         return [name for name, readers in self.listing.consumers.items() if isinstance(name, str) and min(readers) <= number]
+
+    def _read_by(self, number: int) -> list[str]:
+        """Parameters that the operator reads."""
+        return [name for name, readers in self.listing.consumers.items() if isinstance(name, str) and number in readers]
 
     def _parameters(self, number: int) -> list[str]:
         """Parameters of the operator, else of the nearest operators that feed it."""

@@ -35,6 +35,31 @@ def pieces_of(operator: Operator, output: Tensor, index: int) -> list[tuple[str,
         return [(name, value, exact[name]) for name, value in own.items()]
 
 
+def fused_pieces(output: Tensor, index: int, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+                 scale: float | None = None, enable_gqa: bool = False) -> list[tuple[str, Tensor, Tensor]]:
+    """The same of scaled_dot_product_attention, whose products never leave its kernel. Dropout is left out: it only scales. Empty for operands that broadcast."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), torch.autocast(output.device.type, enabled=False):
+        *outer, row, _ = (int(i) for i in torch.unravel_index(torch.tensor(index), output.shape))
+        if query.dim() != key.dim() or query.shape[:-2] != key.shape[:-2] or key.shape[:-1] != value.shape[:-1]:
+            return []
+        hidden = torch.arange(key.shape[-2], device=key.device) > row if is_causal else None
+        added = None
+        if attn_mask is not None:
+            mask = attn_mask.detach().expand(*output.shape[:-1], key.shape[-2])[(*outer, row)]
+            hidden, added = (~mask, None) if mask.dtype == torch.bool else (hidden, mask)
+        q, k, v = query[(*outer, row)], key[tuple(outer)], value[tuple(outer)]
+
+        def steps(dtype: torch.dtype, end: torch.dtype) -> dict[str, Tensor]:
+            product = (k.to(dtype) @ q.to(dtype)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+            y = product if added is None else product + added.to(dtype)
+            y = y if hidden is None else y.masked_fill(hidden, -math.inf)
+            e = (y - y.max()).exp()
+            return {"product": product, "exp": e, "sum": e.sum(), "mix": ((e / e.sum()) @ v.to(dtype)).to(end)}
+
+        own, exact = steps(torch.float32 if output.element_size() < 4 else output.dtype, output.dtype), steps(torch.float64, torch.float64)
+        return [(name, tensor, exact[name]) for name, tensor in own.items()]
+
+
 def first_bad(pieces: list[tuple[str, Tensor, Tensor]]) -> str | None:
     return next((name for name, own, _ in pieces if not bool(own.isfinite().all())), None)
 
