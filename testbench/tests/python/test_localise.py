@@ -235,7 +235,8 @@ def test_masks_are_no_incident():
         def forward(self, x, mask):
             y = self.layer(x)
             future = torch.ones(6, 6, dtype=torch.bool).triu(1)
-            parts = [y + self.causal, (y + torch.full((6, 6), float("-inf")).triu(1)).float(), torch.where(future, -torch.inf, y), y + mask]
+            parts = [y + self.causal, (y + torch.full((6, 6), float("-inf")).triu(1)).float(), torch.where(future, -torch.inf, y), y
+                     + mask]
             return sum(part.softmax(-1) for part in parts)
 
     torch.manual_seed(2)
@@ -300,7 +301,8 @@ def test_a_gradient_that_explodes_in_a_layer():
         model.up.bias.fill_(0)
         model.norm2.weight[4] = 1e-6
     finding = found(model, batch, autocast=FP16, loss_scale=2.0**12)
-    assert (finding.kind, finding.operator, finding.where, finding.direction) == (NUMERIC, "up", "norm2:grad", "backward") and finding.elements.channel == 4
+    assert (finding.kind, finding.operator, finding.where, finding.direction) == (NUMERIC, "up", "norm2:grad",
+                                                                                  "backward") and finding.elements.channel == 4
     assert finding.source == {}
 
 
@@ -315,7 +317,8 @@ def test_a_derivative_that_does_not_exist():
 def test_a_loss_that_the_loss_scale_takes_beyond_fp32():
     layer = nn.Linear(4, 1)
     finding = localise(lambda: layer(torch.ones(2, 4)).square().mean() * 1e20, layer, loss_scale=2.0**80)
-    assert (finding.kind, finding.operator, finding.substep) == (NUMERIC, "step:loss_scale", "loss scale") and "Lower the loss scale" in finding.advice[0]
+    assert (finding.kind, finding.operator, finding.substep) == (NUMERIC, "step:loss_scale",
+                                                                 "loss scale") and "Lower the loss scale" in finding.advice[0]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -325,8 +328,10 @@ def test_a_gradient_behind_a_checkpoint(reentrant):
     layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     with torch.no_grad():
         layer[0].weight.mul_(1e-30)
-    finding = localise(lambda: checkpoint(layer, torch.full((2, 4), 1e30, requires_grad=True), use_reentrant=reentrant).square().mean(), layer, loss_scale=2.0**40)
-    assert (finding.kind, finding.direction, finding.operator, finding.where) == (NUMERIC, "backward", "0", "0.weight:grad"), finding.text()
+    finding = localise(lambda: checkpoint(layer, torch.full((2, 4), 1e30, requires_grad=True), use_reentrant=reentrant).square().mean(),
+                       layer, loss_scale=2.0**40)
+    assert (finding.kind, finding.direction, finding.operator, finding.where) == (NUMERIC, "backward", "0",
+                                                                                  "0.weight:grad"), finding.text()
 
 
 def test_attention_of_pytorch_is_looked_into():
@@ -364,7 +369,8 @@ def test_fused_attention_has_sub_steps():
         return functional.scaled_dot_product_attention(q, q, v, is_causal=True).square().mean()
 
     finding = localise(step, layers)
-    assert (finding.kind, finding.operator, finding.substep, finding.function) == (NUMERIC, "step:scaled_dot_product_attention", "product", "attention"), finding.text()
+    assert (finding.kind, finding.operator, finding.substep, finding.function) == (NUMERIC, "step:scaled_dot_product_attention",
+                                                                                   "product", "attention"), finding.text()
     assert [piece.name for piece in finding.pieces] == ["product", "exp", "sum", "mix"] and "QK normalisation" in finding.advice[0]
 
 
@@ -380,7 +386,9 @@ def test_a_gradient_that_fits_and_is_lost_on_the_way():
         return functional.scaled_dot_product_attention(q, -q, v, is_causal=True).square().mean()
 
     finding = localise(step, layers)
-    assert (finding.kind, finding.direction, finding.operator, finding.substep) == (NUMERIC, "backward", "step:scaled_dot_product_attention", "intermediate"), finding.text()
+    assert (finding.kind, finding.direction, finding.operator, finding.substep) == (NUMERIC, "backward",
+                                                                                    "step:scaled_dot_product_attention",
+                                                                                    "intermediate"), finding.text()
     assert math.isfinite(finding.pieces[0].exact) and finding.pieces[0].is_bad
 
 
@@ -401,7 +409,8 @@ def test_a_step_that_stops_at_its_loss():
 
 @pytest.mark.parametrize("step, options, words", [
     (lambda: None, {}, "step: returns no loss"), (lambda: torch.zeros(()), {}, "step: no operator of the model"),
-    (lambda: torch.zeros(()), {"loss_scale": 0}, "loss_scale: 0 is no finite number above 0"), (lambda: torch.zeros(()), {"autocast": "fp16"}, "autocast: give"),
+    (lambda: torch.zeros(()), {"loss_scale": 0}, "loss_scale: 0 is no finite number above 0"), (lambda: torch.zeros(()),
+                                                                                                {"autocast": "fp16"}, "autocast: give"),
 ])
 def test_bad_arguments_are_named(step, options, words):
     with pytest.raises(LocaliseError, match=words):
@@ -424,7 +433,8 @@ class Break(nn.Module):
 
 @pytest.mark.parametrize("number", [8, 60, 300])
 def test_replays_are_bounded_and_short(number):
-    """The first bad operator in every fifth of the model; what follows makes NaN of it, which the loss does not see: the search needs neither."""
+    """The first bad operator in every fifth of the model; what follows makes NaN of it, which the loss does not see: the search needs
+    neither."""
     model = nn.Sequential(*(Break() for _ in range(number - 1)))
     steps = []
 
@@ -535,7 +545,8 @@ def test_a_bundle_keeps_tied_weights_and_drops_our_hooks(tmp_path):
         path = write_bundle(tmp_path / "incident", model, (torch.ones(3, 4), torch.zeros(3, 4)), nn.MSELoss(), seen=Seen("2"))
     bundle = read_bundle(path, trust=True)
     assert bundle.model[0].weight is bundle.model[2].weight and isinstance(bundle.model[0].weight, nn.Parameter)
-    assert torch.equal(bundle.model[1].running_mean, model[1].running_mean) and not any(part._forward_hooks for part in bundle.model.modules())
+    assert torch.equal(bundle.model[1].running_mean, model[1].running_mean) and not any(part._forward_hooks
+                                                                                        for part in bundle.model.modules())
     assert bundle.localise().kind == HARDWARE
 
 
@@ -572,7 +583,8 @@ def test_a_bundle_of_a_script_on_the_command_line(tmp_path, capsys):
 def test_the_command_line_in_json(written, capsys):
     assert main([str(written), "--trust", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert (content["kind"], content["operator"], content["source"]["index"], content["source"]["value"]) == (DATA, "norm1", [1, 4, 9], "nan")
+    assert (content["kind"], content["operator"], content["source"]["index"], content["source"]["value"]) == (DATA, "norm1", [1, 4, 9],
+                                                                                                              "nan")
     assert main([str(written), "--trust"]) == 0
     assert "Incident of step 40: the data" in capsys.readouterr().out
 

@@ -8,7 +8,8 @@ PyTorch is imported when the first name is used that needs it.
 """
 import importlib
 
-_HOMES = {"localise": "search", "Finding": "finding", "LocaliseError": "errors", "Seen": "finding", "write_bundle": "bundle", "read_bundle": "bundle",
+_HOMES = {"localise": "search", "Finding": "finding", "LocaliseError": "errors", "Seen": "finding", "write_bundle": "bundle",
+          "read_bundle": "bundle",
           "Bundle": "bundle", "random_states": "random_state"}
 __all__ = list(_HOMES)
 

@@ -18,38 +18,48 @@ def group_words(rates: Sequence[dict], parameters: Sequence[str]) -> str:
     return f"the learning rate of {parameters[0]}" if parameters else "the learning rate"
 
 
-def advice(kind: str, role: str, substep: str | None, rates: Sequence[dict], parameters: Sequence[str], loss_scale: float, masked_row: bool) -> tuple[str, ...]:
+def advice(kind: str, role: str, substep: str | None, rates: Sequence[dict], parameters: Sequence[str], loss_scale: float,
+           masked_row: bool) -> tuple[str, ...]:
     """Sentences, the first one the likeliest remedy. parameters: of the operator, or of the layers before it."""
     if kind == NONE:
-        return ("Give the batch, the weights and the random states from before the step; they are not those of the incident, or it lies outside of loss and backward: "
+        return ("Give the batch, the weights and the random states from before the step; they are not those of the incident, or it lies "
+                "outside of loss and backward: "
                 "in the optimizer's step.",)
     if masked_row:
-        return ("Leave at least one column visible in every row (the diagonal of a causal mask), or drop rows of padding before the softmax.",
-                "Or fill with a large finite number of the format instead of -Inf; the row is then uniform and has to be left out of the loss.")
+        return ("Leave at least one column visible in every row (the diagonal of a causal mask), or drop rows of padding before the "
+                "softmax.",
+                "Or fill with a large finite number of the format instead of -Inf; the row is then uniform and has to be left out of "
+                "the loss.")
     if kind == DATA:
-        return ("Check the sample before it reaches the model (isfinite, and a bound that the format of the first operator holds), and drop or repair it.",
+        return ("Check the sample before it reaches the model (isfinite, and a bound that the format of the first operator holds), and "
+                "drop or repair it.",
                 "Look into what made it: division by a standard deviation of 0, a logarithm of 0, an unscaled column.")
     if kind == HARDWARE:
         if substep == "weight":
             return ("Go back to a checkpoint in which this element is in range; running on trains around a wrong weight.",
                     "Test the memory of that device (ECC counters, a memory test) before it is used again.")
         return ("Repeat the step on another device; where it is clean there, take this one out and test it.",
-                "Where it is not, look for what is not deterministic: atomic sums, uninitialised memory (torch.empty), races between streams.")
+                "Where it is not, look for what is not deterministic: atomic sums, uninitialised memory (torch.empty), races between "
+                "streams.")
     if substep == "loss scale":
-        return (f"Lower the loss scale ({loss_scale:g} now): a GradScaler skips this step and halves it; a scale set by hand needs the same.",
+        return (f"Lower the loss scale ({loss_scale:g} now): a GradScaler skips this step and halves it; a scale set by hand needs the "
+                "same.",
                 "Where it is at its floor already, clip the gradients or train this part in BF16.")
     rate = group_words(rates, parameters)
     lower = f"Lower {rate}, or warm it up longer: the weights before this operator have grown."
     if substep == "derivative":
-        return ("Keep the argument away from where the derivative is infinite: an epsilon under the root or in the denominator, a clamp before the logarithm.", lower)
+        return ("Keep the argument away from where the derivative is infinite: an epsilon under the root or in the denominator, a clamp "
+                "before the logarithm.", lower)
     if role in (LOGITS, ATTENTION):
-        return ("Normalise queries and keys (QK normalisation), or scale the queries by 1/sqrt(d) before the product, not the logits behind it.",
+        return ("Normalise queries and keys (QK normalisation), or scale the queries by 1/sqrt(d) before the product, not the logits "
+                "behind it.",
                 "Or keep this product in FP32 or BF16: its sum fits, the cast does not.", lower)
     if role == SOFTMAX:
         return ("Subtract the row's maximum before the exponential (softmax does, exp by hand does not), and cap the logits.", lower)
     if role == NORM:
         if substep in ("scale", "rsqrt", "reciprocal", "normalise"):
-            return ("Give the norm an epsilon above 0 that its format holds (1e-5; below 6e-8 FP16 has 0): a row without variance divides by it.",
+            return ("Give the norm an epsilon above 0 that its format holds (1e-5; below 6e-8 FP16 has 0): a row without variance "
+                    "divides by it.",
                     "Look at why the row is constant: dead activations, a batch of padding.")
         if substep == "gain":
             return (f"Bound the gain, or take weight decay on it; lower {rate}.",)

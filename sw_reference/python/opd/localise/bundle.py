@@ -1,8 +1,10 @@
 """An incident bundle: a folder with what it takes to replay one step (docs/localise.md "Bundle").
 
-    bundle.json          version, versions of the writer, step, loss scale, autocast, what was seen, learning rates, SHA-256 of the other files
+    bundle.json          version, versions of the writer, step, loss scale, autocast, what was seen, learning rates, SHA-256 of the other
+                         files
     tensors.safetensors  parameters and buffers from before the step, the tensors of the batch, random states
-    module.pickle        the module, the batch's nesting and the function of the step, without tensors: pickle, which executes code when it is loaded
+    module.pickle        the module, the batch's nesting and the function of the step, without tensors: pickle, which executes code when
+                         it is loaded
     main.py              the script that was run, where something in the pickle is defined in it
 
 Reading checks everything before the pickle is touched, and touches it only when told that the bundle is trusted.
@@ -41,13 +43,15 @@ VERSION = 1
 INFO, TENSORS, MODULE, MAIN = "bundle.json", "tensors.safetensors", "module.pickle", "main.py"
 MAIN_MODULE = "__opd_main__"  # name under which the script of a bundle runs, as __mp_main__ is that of multiprocessing
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_FLAGS = {"_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"), "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",)}
+_FLAGS = {"_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+          "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",)}
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read and rebuilt. missing: the device that its tensors were on, where that is not here: they are on the CPU then."""
+    """A bundle that was read and rebuilt. missing: the device that its tensors were on, where that is not here: they are on the CPU
+    then."""
     path: Path
     info: dict
     model: nn.Module
@@ -62,18 +66,22 @@ class Bundle:
         info, autocast, seen = self.info, self.info["autocast"], self.info["seen"]
         if autocast is not None:
             autocast = {"device": "cpu" if self.missing else autocast["device"], "dtype": _DTYPES[autocast["dtype"]]}
-        return localise(self.step, self.model, batch=self.batch, number=info["step"], loss_scale=info["loss_scale"], autocast=autocast, rates=info["rates"],
+        return localise(self.step, self.model, batch=self.batch, number=info["step"], loss_scale=info["loss_scale"], autocast=autocast,
+                        rates=info["rates"],
                         seen=None if seen is None else Seen(**seen), states=self.states)
 
 
-def write_bundle(path: str | os.PathLike, model: nn.Module, batch, step: Callable | nn.Module | None = None, *, number: int = 0, loss_scale: float = 1.0,
+def write_bundle(path: str | os.PathLike, model: nn.Module, batch, step: Callable | nn.Module | None = None, *, number: int = 0,
+                 loss_scale: float = 1.0,
                  autocast: Mapping | None = None, optimizer: torch.optim.Optimizer | None = None, seen: Seen | None = None,
                  state: Mapping[str, Tensor] | None = None, states: RandomStates | None = None) -> Path:
     """Writes a bundle as a folder that is there as a whole or not at all, and returns its path.
 
-    step    a function of (model, batch) that returns the loss, importable or defined in the script; a loss module, then the batch is (inputs, targets); None: the model
+    step    a function of (model, batch) that returns the loss, importable or defined in the script; a loss module, then the batch is
+            (inputs, targets); None: the model
             itself returns it, called with the batch (a mapping as keywords, a tuple or list as arguments)
-    state   state_dict() from before the step, states: random_states() from before it; by default those of now: right where neither was changed since
+    state   state_dict() from before the step, states: random_states() from before it; by default those of now: right where neither was
+            changed since
     Other arguments as of localise. Raises LocaliseError for what cannot be written.
     """
     from opd.localise.search import _check, rates_of
@@ -95,12 +103,14 @@ def write_bundle(path: str | os.PathLike, model: nn.Module, batch, step: Callabl
         tensors[keys[id(own)]] = tensor
     states = states or random_states()
     tensors |= {"random/cpu": states.cpu, **{f"random/cuda.{i}": s for i, s in enumerate(states.cuda)},
-                "random/numpy": torch.from_numpy(np.asarray(states.numpy[1], np.int64)), "random/python": torch.tensor(states.python[1], dtype=torch.int64)}
+                "random/numpy": torch.from_numpy(np.asarray(states.numpy[1], np.int64)),
+                "random/python": torch.tensor(states.python[1], dtype=torch.int64)}
     files = {MODULE: data, TENSORS: safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})}
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if b"__main__" in data:
         if script is None or not os.path.isfile(script):
-            raise LocaliseError("model: it, or the step, is defined in __main__, which is no file here; define it in a module that can be imported")
+            raise LocaliseError("model: it, or the step, is defined in __main__, which is no file here; define it in a module that can "
+                                "be imported")
         files[MAIN] = Path(script).read_bytes()
     info = {
         "bundle": VERSION, "step": number, "loss_scale": float(loss_scale), "seen": None if seen is None else asdict(seen),
@@ -175,7 +185,8 @@ def _pickled(content: dict, tensors: dict[str, Tensor], keys: dict[int, str]) ->
             _Pickler(stream, tensors, keys).dump(value)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             what = "define it at the top level of a module or script, without lambdas" if name != "batch" else "give tensors, lists, mappings"
-            raise LocaliseError(f"{name}: cannot be pickled ({str(error).splitlines()[0]}); {what}, or call localise() in the process itself") from None
+            raise LocaliseError(f"{name}: cannot be pickled ({str(error).splitlines()[0]}); {what}, or call localise() in the process "
+                                "itself") from None
     return stream.getvalue()
 
 
@@ -229,15 +240,16 @@ def _main_of(file: Path) -> types.ModuleType | None:
 # --- reading ---------------------------------------------------------------------------------------------------------------
 
 def read_bundle(path: str | os.PathLike, *, trust: bool = False) -> Bundle:
-    """Reads and rebuilds a bundle. trust: whether the code in it may run. Raises LocaliseError, which names file, field and remedy; nothing of the bundle's code has
-    run then, but for errors in that code itself."""
+    """Reads and rebuilds a bundle. trust: whether the code in it may run. Raises LocaliseError, which names file, field and remedy;
+    nothing of the bundle's code has run then, but for errors in that code itself."""
     path = Path(path)
     info = _info(path)
     contents = {}
     for name, digest in info["sha256"].items():
         contents[name] = _bytes(path / name)
         if hashlib.sha256(contents[name]).hexdigest() != digest:
-            raise LocaliseError(f"{path / name}: its SHA-256 is not the one that sha256.{name} of {INFO} says: it was changed or damaged; copy the bundle again from where it "
+            raise LocaliseError(f"{path / name}: its SHA-256 is not the one that sha256.{name} of {INFO} says: it was changed or "
+                                "damaged; copy the bundle again from where it "
                                 "was written")
     if MAIN not in info["sha256"] and (path / MAIN).exists():
         raise LocaliseError(f"{path / MAIN}: is not listed in sha256 of {INFO}: it was put there later; remove it")
@@ -245,9 +257,11 @@ def read_bundle(path: str | os.PathLike, *, trust: bool = False) -> Bundle:
         tensors = safetensors.torch.load(contents[TENSORS])
         states = _states(tensors, info["random"])
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise LocaliseError(f"{path / TENSORS}: random states or tensors cannot be read ({str(error).splitlines()[0]}); write the bundle again") from None
+        raise LocaliseError(f"{path / TENSORS}: random states or tensors cannot be read ({str(error).splitlines()[0]}); write the "
+                            "bundle again") from None
     if not trust:
-        raise LocaliseError(f"{path / MODULE}: rebuilding the model executes code of the bundle; where it comes from a source that you trust, give --trust (trust=True)")
+        raise LocaliseError(f"{path / MODULE}: rebuilding the model executes code of the bundle; where it comes from a source that you "
+                            "trust, give --trust (trust=True)")
     sys.path += [folder for folder in info["search_path"] if folder not in sys.path]
     try:
         stream = io.BytesIO(contents[MODULE])
@@ -257,7 +271,8 @@ def read_bundle(path: str | os.PathLike, *, trust: bool = False) -> Bundle:
         missing = next((unpickler.missing for unpickler in unpickled if unpickler.missing), None)
     except (Exception, SystemExit) as error:  # whatever that code raises, a script that parses a command line included
         versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items())
-        raise LocaliseError(f"{path / MODULE}: the model cannot be rebuilt ({type(error).__name__}: {str(error).partition(chr(10))[0]}); run it in the environment of the training "
+        raise LocaliseError(f"{path / MODULE}: the model cannot be rebuilt ({type(error).__name__}: "
+                            f"{str(error).partition(chr(10))[0]}); run it in the environment of the training "
                             f"({versions}), with its modules on PYTHONPATH") from None
     return Bundle(path, info, model, batch, _step_of(model, batch, step), states, missing)
 
@@ -292,17 +307,20 @@ def _is_number(value) -> bool:
 
 
 def _is_rates(value) -> bool:
-    return isinstance(value, list) and all(isinstance(g, dict) and set(g) == {"lr", "parameters"} and _is_number(g["lr"]) and isinstance(g["parameters"], list)
+    return isinstance(value, list) and all(isinstance(g, dict) and set(g) == {"lr", "parameters"} and _is_number(g["lr"])
+                                           and isinstance(g["parameters"], list)
                                            and all(isinstance(name, str) for name in g["parameters"]) for g in value)
 
 
 def _is_seen(value) -> bool:
-    return value is None or (isinstance(value, dict) and set(value) == {"operator", "nonfinite", "largest"} and isinstance(value["operator"], str)
+    return value is None or (isinstance(value, dict) and set(value) == {"operator", "nonfinite", "largest"}
+                             and isinstance(value["operator"], str)
                              and type(value["nonfinite"]) is int and (value["largest"] is None or _is_number(value["largest"])))
 
 
 def _is_random(value) -> bool:
-    return (isinstance(value, dict) and set(value) == {"python_version", "python_gauss", "numpy"} and isinstance(value["numpy"], list) and len(value["numpy"]) == 4
+    return (isinstance(value, dict) and set(value) == {"python_version", "python_gauss", "numpy"} and isinstance(value["numpy"], list)
+            and len(value["numpy"]) == 4
             and value["numpy"][0] == "MT19937")
 
 
@@ -319,7 +337,8 @@ _FIELDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "versions": ("an object of texts", lambda v: isinstance(v, dict) and all(isinstance(text, str) for text in v.values())),
     "search_path": ("a list of folders", lambda v: isinstance(v, list) and all(isinstance(text, str) for text in v)),
     "sha256": (f"the digests of {TENSORS}, {MODULE} and, where there is one, {MAIN}",
-               lambda v: isinstance(v, dict) and {TENSORS, MODULE} <= set(v) <= {TENSORS, MODULE, MAIN} and all(isinstance(text, str) for text in v.values())),
+               lambda v: isinstance(v, dict) and {TENSORS, MODULE} <= set(v) <= {TENSORS, MODULE, MAIN}
+               and all(isinstance(text, str) for text in v.values())),
 }
 
 
@@ -330,9 +349,11 @@ def _info(path: Path) -> dict:
     except (JsonFault, UnicodeDecodeError) as fault:
         raise LocaliseError(f"{file}: {fault if isinstance(fault, JsonFault) else 'not UTF-8'}; write the bundle again") from None
     if not isinstance(info, dict) or "bundle" not in info:
-        raise LocaliseError(f"{file}: bundle, its version, is missing: this is no incident bundle; give the folder that write_bundle wrote")
+        raise LocaliseError(f"{file}: bundle, its version, is missing: this is no incident bundle; give the folder that write_bundle "
+                            "wrote")
     if info["bundle"] != VERSION or type(info["bundle"]) is not int:
-        raise LocaliseError(f"{file}: bundle is {quoted(str(info['bundle']))}, this opd reads version {VERSION}; use the opd that wrote it")
+        raise LocaliseError(f"{file}: bundle is {quoted(str(info['bundle']))}, this opd reads version {VERSION}; use the opd that wrote "
+                            "it")
     for name, (what, is_right) in _FIELDS.items():
         if name not in info:
             raise LocaliseError(f"{file}: {name} is missing; write the bundle again")

@@ -23,7 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         bundle = read_bundle(arguments.bundle, trust=arguments.trust)
         if bundle.missing:
-            print(f"opd localise: the step ran on {bundle.missing}, which is not here; it is replayed on the CPU, whose kernels round in their own way", file=sys.stderr)
+            print(f"opd localise: the step ran on {bundle.missing}, which is not here; it is replayed on the CPU, whose kernels round "
+                  "in their own way", file=sys.stderr)
         finding = bundle.localise()
     except LocaliseError as error:
         print(f"opd localise: {error}", file=sys.stderr)

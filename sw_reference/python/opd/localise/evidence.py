@@ -14,7 +14,8 @@ from opd.localise.replay import bad_elements, is_mask
 
 OUTLIER = 2.0**12  # a weight that is this much larger than all others of its tensor is looked at
 PLAUSIBLE = 4.0    # of the next largest: what it is with one bit of its exponent the other way round
-_BITS = {torch.float16: (torch.int16, 10, 15), torch.bfloat16: (torch.int16, 7, 15), torch.float32: (torch.int32, 23, 31), torch.float64: (torch.int64, 52, 63)}
+_BITS = {torch.float16: (torch.int16, 10, 15), torch.bfloat16: (torch.int16, 7, 15), torch.float32: (torch.int32, 23, 31),
+         torch.float64: (torch.int64, 52, 63)}
 
 
 def elements_of(tensor: Tensor, axis: int, masked: bool = False) -> Elements:
@@ -29,7 +30,8 @@ def elements_of(tensor: Tensor, axis: int, masked: bool = False) -> Elements:
     finite = tensor.double().abs()
     largest = float(finite.masked_fill(~finite.isfinite(), 0).max())
     channel = int(by_channel.argmax())
-    return Elements(int(bad.sum()), bad.numel(), first, axis, channel, int(by_channel[channel]), int((by_channel > 0).sum()), tensor.shape[axis],
+    return Elements(int(bad.sum()), bad.numel(), first, axis, channel, int(by_channel[channel]), int((by_channel > 0).sum()),
+                    tensor.shape[axis],
                     largest, torch.finfo(tensor.dtype).max)
 
 
@@ -68,8 +70,8 @@ def named_tensors(batch) -> Iterable[tuple[str, Tensor]]:
 
 
 def bad_weight(model: nn.Module, names: Iterable[str], own: Iterable[str]) -> dict | None:
-    """The parameter among `names` that has one element far out of the range of all others, or among `own` that is not finite. `flip`: the bit of the exponent that
-    explains it, None where no single one does."""
+    """The parameter among `names` that has one element far out of the range of all others, or among `own` that is not finite. `flip`: the
+    bit of the exponent that explains it, None where no single one does."""
     wanted, own = set(names), set(own)
     for name, parameter in model.named_parameters():
         name = clean_name(name)
@@ -85,7 +87,8 @@ def bad_weight(model: nn.Module, names: Iterable[str], own: Iterable[str]) -> di
         if count == 0 and not top[0] > OUTLIER * top[1] > 0:
             continue
         index = tuple(int(i) for i in torch.unravel_index(at[0].cpu(), values.shape))
-        found = {"tensor": name, "index": index, "value": float(values[index]), "count": max(1, count), "next": float(top[1]), "flip": None}
+        found = {"tensor": name, "index": index, "value": float(values[index]), "count": max(1, count), "next": float(top[1]),
+                 "flip": None}
         if count <= 1:
             found["flip"] = _flip(values[index], float(top[1]))
         if count or found["flip"] is not None:

@@ -21,7 +21,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Elements:
-    """Where in a tensor it is. channel: the one with most of them; axis: of the channels; headroom: bits between the largest finite value and the format's limit."""
+    """Where in a tensor it is. channel: the one with most of them; axis: of the channels; headroom: bits between the largest finite value
+    and the format's limit."""
     count: int
     total: int
     first: tuple[int, ...]
@@ -52,9 +53,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Finding:
-    """kind: data, numeric, hardware, or none where no replay shows anything and nothing was said to have been seen. operator: that computes it; where: whose output,
-    or gradient (NAME:grad). replays: in all, of `operators` in question. agree: whether two replays give the operator the same statistic. modes: mode -> whether
-    the vector unit's result of that row is finite, empty where that cannot be computed. evidence, advice: sentences."""
+    """kind: data, numeric, hardware, or none where no replay shows anything and nothing was said to have been seen. operator: that
+    computes it; where: whose output, or gradient (NAME:grad). replays: in all, of `operators` in question. agree: whether two replays
+    give the operator the same statistic. modes: mode -> whether the vector unit's result of that row is finite, empty where that cannot
+    be computed. evidence, advice: sentences."""
     kind: str
     operator: str | None
     where: str | None
@@ -84,7 +86,8 @@ class Finding:
     def text(self) -> str:
         """One page."""
         at = "" if self.step is None else f" of step {self.step}"
-        what = {DATA: "the data", NUMERIC: "the arithmetic", HARDWARE: "hardware, or a step that is not deterministic", NONE: "nothing found"}[self.kind]
+        what = {DATA: "the data", NUMERIC: "the arithmetic", HARDWARE: "hardware, or a step that is not deterministic",
+                NONE: "nothing found"}[self.kind]
         lines = [f"Incident{at}: {what}"]
         if self.operator is not None:
             part = f", in {self.substep}" if self.substep else ""
@@ -94,15 +97,18 @@ class Finding:
             lines.append(f"  shows in   {self.where}")
         if self.elements is not None:
             e = self.elements
-            lines.append(f"  elements   {e.count} of {e.total} are not finite, the first at {list(e.first)}; channel {e.channel} (axis {e.axis}) has {e.in_channel} of them, "
+            lines.append(f"  elements   {e.count} of {e.total} are not finite, the first at {list(e.first)}; channel {e.channel} (axis "
+                         f"{e.axis}) has {e.in_channel} of them, "
                          f"{e.channels} of {e.all_channels} channels are hit")
             room = "all finite values are 0" if e.largest == 0 else f"largest finite value {e.largest:.4g}, {e.headroom:.2f} bits below {self.format}'s limit"
             lines.append(f"  range      {room}")
         for piece in self.pieces:
             mark = "  <-- not finite" if piece.is_bad else ""
-            lines.append(f"  {'sub-steps' if piece is self.pieces[0] else '':9}  {piece.name:28} {piece.own:>12.5g}   in FP64 {piece.exact:>12.5g}{mark}")
+            lines.append(f"  {'sub-steps' if piece is self.pieces[0] else '':9}  {piece.name:28} {piece.own:>12.5g}   in FP64 "
+                         f"{piece.exact:>12.5g}{mark}")
         if self.modes:
-            lines.append("  modes      " + ", ".join(f"{mode} {'finite' if finite else 'not finite'}" for mode, finite in self.modes.items())
+            lines.append("  modes      " + ", ".join(f"{mode} {'finite' if finite else 'not finite'}" for mode,
+                                                     finite in self.modes.items())
                          + " (the vector unit, that row)")
         agreement = "the same each time" if self.agree else "NOT the same each time"
         lines.append(f"  replays    {self.replays} over {self.operators} operators, {agreement}")

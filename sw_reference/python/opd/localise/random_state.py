@@ -1,4 +1,5 @@
-"""The states of the random number generators that a step may draw from: PyTorch's, of the CPU and every CUDA device, Python's, NumPy's."""
+"""The states of the random number generators that a step may draw from: PyTorch's, of the CPU and every CUDA device, Python's,
+NumPy's."""
 from __future__ import annotations
 
 import random

@@ -1,9 +1,10 @@
 """One replay of a step, with its operators in order and a check at chosen ones.
 
-Operators are the calls of PyTorch's own modules without children, by their names, and the functions that all others call and that make a floating-point
-tensor: NAME:FUNCTION, NAME that of the module around, `step` outside of the model. So a norm by hand is several operators: what overflows inside may not
-show in its output. A module whose output no function that can be seen has made (an extension, an autograd.Function) is one. Then those of backward:
-OPERATOR:grad, the gradient at that output, and PARAMETER:grad. A name that comes again has #2, #3, ... Views, copies and factories are no operators.
+Operators are the calls of PyTorch's own modules without children, by their names, and the functions that all others call and that make a
+floating-point tensor: NAME:FUNCTION, NAME that of the module around, `step` outside of the model. So a norm by hand is several operators:
+what overflows inside may not show in its output. A module whose output no function that can be seen has made (an extension, an
+autograd.Function) is one. Then those of backward: OPERATOR:grad, the gradient at that output, and PARAMETER:grad. A name that comes again
+has #2, #3, ... Views, copies and factories are no operators.
 
 -Inf that code put there as a mask (a number -inf among the arguments; buffers and batches of 0 and -Inf) is followed through casts, sums,
 products and views, and not counted. A replay keeps one flag on the device and reads it at its end, or where it stops.
@@ -38,8 +39,10 @@ OUTSIDE = "step"  # the module around a function that no module calls
 LOSS_SCALE = f"{OUTSIDE}:loss_scale"
 
 _COPIES = {"contiguous", "clone", "reshape", "flatten", "expand", "repeat", "detach", "tensor", "cat", "stack", "getitem"}
-_FACTORIES = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_full", "new_empty", "new_ones"}
-_KEEP_MASK = _COPIES | CASTS | {"add", "baddbmm", "sub", "mul", "div", "radd", "rsub", "rmul", "iadd", "where", "masked_fill", "triu", "tril", "maximum", "minimum",
+_FACTORIES = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_full", "new_empty",
+              "new_ones"}
+_KEEP_MASK = _COPIES | CASTS | {"add", "baddbmm", "sub", "mul", "div", "radd", "rsub", "rmul", "iadd", "where", "masked_fill", "triu",
+                                "tril", "maximum", "minimum",
                                 "unsqueeze", "squeeze", "view", "transpose", "permute"}
 
 
@@ -84,8 +87,8 @@ class Kept:
 
 @dataclass
 class Run:
-    """bad: by kind, whether one of the checked operators held something non-finite. last: statistic of the last checked one by kind. consumers: of an operator
-    or parameter, the forward operators that read it. ended: what the step raised."""
+    """bad: by kind, whether one of the checked operators held something non-finite. last: statistic of the last checked one by kind.
+    consumers: of an operator or parameter, the forward operators that read it. ended: what the step raised."""
     entries: list[Entry]
     bad: dict[str, bool]
     last: dict[str, Statistic]
@@ -179,7 +182,8 @@ class _Recorder(TorchFunctionMode):
         self._around.pop()
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         storages = {tensor.untyped_storage().data_ptr() for tensor in given}
-        outputs = [t for t in floats(output) if t not in self._origin and t not in self._masked and t.untyped_storage().data_ptr() not in storages]
+        outputs = [t for t in floats(output) if t not in self._origin and t not in self._masked
+                   and t.untyped_storage().data_ptr() not in storages]
         if outputs and given and self._leaf is None:
             kept = Kept(None, outputs, module, name, args, kwargs) if len(self.entries) in self._watch else None
             self._add(name, outputs, (*given, *module.parameters()), False, kept)
@@ -322,14 +326,16 @@ def _either(before: list[Tensor], new: list[Tensor]) -> Tensor:
 
 
 class Replayer:
-    """Replays a step any number of times from the same state. step computes the loss and changes nothing but buffers, gradients and random states; all of
-    these are as before when `restored` is left. runs: replays so far."""
+    """Replays a step any number of times from the same state. step computes the loss and changes nothing but buffers, gradients and
+    random states; all of these are as before when `restored` is left. runs: replays so far."""
 
-    def __init__(self, step: Callable[[], Tensor], model: nn.Module, loss_scale: float, autocast: Mapping | None, states: RandomStates, batch):
+    def __init__(self, step: Callable[[], Tensor], model: nn.Module, loss_scale: float, autocast: Mapping | None, states: RandomStates,
+                 batch):
         self.step, self.model, self.loss_scale, self.autocast, self.states = step, model, loss_scale, autocast, states
         self.runs = 0
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        self._masks = [tensor for tensor in (*model.buffers(), *floats(batch)) if tensor.is_floating_point() and tensor.numel() and is_mask(tensor)]
+        self._masks = [tensor for tensor in (*model.buffers(), *floats(batch)) if tensor.is_floating_point() and tensor.numel()
+                       and is_mask(tensor)]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -360,7 +366,8 @@ class Replayer:
         return stack
 
     def run(self, check: range | None = None, watch: Iterable[int] = (), backward: bool = True) -> Run:
-        """check: numbers of the operators to look at, None: all; the replay ends behind its last one. watch: those of which everything is kept."""
+        """check: numbers of the operators to look at, None: all; the replay ends behind its last one. watch: those of which everything is
+        kept."""
         self.runs += 1
         self._rewind()
         for parameter in self.model.parameters():

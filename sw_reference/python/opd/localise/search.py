@@ -18,8 +18,8 @@ from opd.localise import substeps
 from opd.localise.errors import LocaliseError
 from opd.localise.finding import DATA, HARDWARE, NONE, NUMERIC, Finding, Seen
 from opd.localise.random_state import RandomStates, random_states
-from opd.localise.replay import (_KEEP_MASK, BACKWARD, FORWARD, LOSS_SCALE, OUTSIDE, Entry, Kept, Replayer, Run, bad_elements, floats, holds_minus_infinity,
-                                 statistic)
+from opd.localise.replay import (_KEEP_MASK, BACKWARD, FORWARD, LOSS_SCALE, OUTSIDE, Entry, Kept, Replayer, Run, bad_elements, floats,
+                                 holds_minus_infinity)
 from opd.trace_layout import KERNELS, MASK
 
 _LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")
@@ -30,7 +30,8 @@ def localise(step: Callable[[], Tensor], model: nn.Module, *, batch=None, number
              seen: Seen | None = None, states: RandomStates | None = None) -> Finding:
     """Replays `step` at most ceil(log2 operators) + 2 times.
 
-    step        computes the loss of the step from the model as it was before it, and changes nothing but buffers, gradients and random states; backward is
+    step        computes the loss of the step from the model as it was before it, and changes nothing but buffers, gradients and random
+                states; backward is
                 called here, on the loss times loss_scale
     batch       the tensors that the step reads, in any nesting: without them nothing is said of the data
     autocast    {"device": "cuda", "dtype": torch.float16} where the step does not enter it itself
@@ -50,7 +51,8 @@ def localise(step: Callable[[], Tensor], model: nn.Module, *, batch=None, number
 def rates_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict]:
     """Learning rates of the parameter groups, with the names of their parameters."""
     names = {parameter: clean_name(name) for name, parameter in model.named_parameters()}
-    return [{"lr": float(group["lr"]), "parameters": [names[p] for p in group["params"] if p in names]} for group in optimizer.param_groups]
+    return [{"lr": float(group["lr"]), "parameters": [names[p] for p in group["params"] if p in names]}
+            for group in optimizer.param_groups]
 
 
 def _check(model, loss_scale, autocast) -> None:
@@ -74,7 +76,8 @@ class _Search:
         self.listing = first
         if not self.entries:
             why = f" ({first.ended})" if first.ended else ""
-            raise LocaliseError(f"step: no operator of the model or of the loss runs in it{why}; give the function that computes the loss of one step")
+            raise LocaliseError(f"step: no operator of the model or of the loss runs in it{why}; give the function that computes the "
+                                "loss of one step")
         forward = sum(entry.kind == FORWARD for entry in self.entries)
         if first.bad[FORWARD]:
             low, high, kind = -1, forward - 1, FORWARD
@@ -93,7 +96,8 @@ class _Search:
             else:
                 low = middle
         entry = self.entries[high]
-        watch = {high} if kind == FORWARD else {high, *first.consumers.get(entry.made, ()), *({entry.made} if isinstance(entry.made, int) else ())}
+        watch = {high} if kind == FORWARD else {high, *first.consumers.get(entry.made, ()),
+                                                *({entry.made} if isinstance(entry.made, int) else ())}
         detail = self.replayer.run(range(high, high + 1), watch, kind == BACKWARD)
         if not self._follows(detail) or high not in detail.kept:
             return self._unsteady("a replay runs other operators than the one before")
@@ -114,14 +118,17 @@ class _Search:
         if self.seen is None:
             return self._finding(NONE, ("Two replays agree, and every operator of forward and backward is finite in both.",))
         count = f"{self.seen.nonfinite} non-finite elements" if self.seen.nonfinite else "something non-finite"
-        return self._finding(HARDWARE, (f"{self.seen.operator} held {count} when it happened; two replays from the same state and batch agree, and are finite everywhere.",
-                                        "So neither the batch nor the weights nor the format makes it: a bit was wrong once."), operator=self.seen.operator)
+        return self._finding(HARDWARE, (f"{self.seen.operator} held {count} when it happened; two replays from the same state and batch "
+                                        "agree, and are finite everywhere.",
+                                        "So neither the batch nor the weights nor the format makes it: a bit was wrong once."),
+                             operator=self.seen.operator)
 
     def _unsteady(self, why: str, entry: Entry | None = None) -> Finding:
         where = entry.name if entry is not None else None
         name = self.seen.operator if self.seen is not None else where
         return self._finding(HARDWARE, (f"{why[0].upper()}{why[1:]}; deterministic kernels were asked for.",
-                                        "What differs between two runs of the same step is no property of the data or the format."), operator=name, where=where, agree=False)
+                                        "What differs between two runs of the same step is no property of the data or the format."),
+                             operator=name, where=where, agree=False)
 
     # --- forward -------------------------------------------------------------------------------------------------------------
 
@@ -149,46 +156,59 @@ class _Search:
                 cast = _cast_operand(call, operator)
                 if cast is not None:
                     substep, modes = "cast", {}
-                    told.append(f"Its operand {cast[0]} is finite, up to {cast[1]:.4g}, and becomes Inf in the cast to {look.format_of(call.result.dtype)} that autocast makes.")
+                    told.append(f"Its operand {cast[0]} is finite, up to {cast[1]:.4g}, and becomes Inf in the cast to "
+                                f"{look.format_of(call.result.dtype)} that autocast makes.")
                 elif pieces:
                     told.append(_told(pieces, call.result.dtype))
         inputs = _inputs(kept)
         hidden = _hidden_row(operator, substep, call)
         parameters = self._parameters(number)
-        common = dict(operator=entry.name, where=entry.name, direction=FORWARD, function=role if role != words.OTHER else function, elements=elements,
+        common = dict(operator=entry.name, where=entry.name, direction=FORWARD, function=role if role != words.OTHER else function,
+                      elements=elements,
                       format=look.format_of(output.dtype), pieces=substeps.shown(pieces), modes=modes)
         if entry.name == LOSS_SCALE:
-            return self._finding(NUMERIC, (f"The loss is {float(inputs[0]):.4g}; times the loss scale of {self.replayer.loss_scale:g} it is beyond {common['format']}'s limit.",),
+            return self._finding(NUMERIC, (f"The loss is {float(inputs[0]):.4g}; times the loss scale of {self.replayer.loss_scale:g} "
+                                           f"it is beyond {common['format']}'s limit.",),
                                  substep="loss scale", role=role, parameters=parameters, **common)
         is_bad = any(bool(bad_elements(t, kept.masked).any()) for t in inputs)
         source = look.bad_in_batch(self.batch) if is_bad else None  # one that nothing reads is no cause
         if source is not None:
             value = f"{source['tensor']} holds {source['count']} non-finite elements, the first {source['value']} at {list(source['index'])}"
-            return self._finding(DATA, (f"{value}; {entry.name} is the first operator that shows it.", *told), substep="input", source=source, role=role, parameters=parameters,
+            return self._finding(DATA, (f"{value}; {entry.name} is the first operator that shows it.", *told), substep="input",
+                                 source=source, role=role, parameters=parameters,
                                  **common)
         weight = look.bad_weight(self.model, self._read_before(number), self._read_by(number))
         if weight is not None:
             return self._weight(weight, entry, told, role, parameters, common)
         if hidden:
-            return self._finding(DATA, ("The row of the first bad element is hidden as a whole by its mask: its maximum is -Inf, and -Inf - (-Inf) is NaN.",
-                                        *self._modes_told(modes)), substep=substep, role=role, parameters=parameters, masked_row=True, **common)
+            return self._finding(DATA, ("The row of the first bad element is hidden as a whole by its mask: its maximum is -Inf, and "
+                                        "-Inf - (-Inf) is NaN.",
+                                        *self._modes_told(modes)), substep=substep, role=role, parameters=parameters, masked_row=True,
+                                 **common)
         if is_bad:
-            return self._finding(NUMERIC, ("An operand holds non-finite values that no operator, weight or batch tensor brought: a constant of the code, or what is read from "
+            return self._finding(NUMERIC, ("An operand holds non-finite values that no operator, weight or batch tensor brought: a "
+                                           "constant of the code, or what is read from "
                                            "outside of the batch.", *told), substep="input", role=role, parameters=parameters, **common)
         wide = look.largest_in_batch(self.batch)
         limit = torch.finfo(output.dtype).max
         if wide is not None and abs(wide["value"]) > limit and any(float(t.double().abs().max()) >= abs(wide["value"]) for t in inputs):
-            return self._finding(DATA, (f"{wide['tensor']} holds {wide['value']:.4g} at {list(wide['index'])}, beyond {common['format']}'s limit {limit:.4g}.", *told),
+            return self._finding(DATA, (f"{wide['tensor']} holds {wide['value']:.4g} at {list(wide['index'])}, beyond "
+                                        f"{common['format']}'s limit {limit:.4g}.", *told),
                                  substep=substep, source=wide, role=role, parameters=parameters, **common)
-        return self._finding(NUMERIC, (f"{'Weights' if self.batch is None else 'Batch, weights'} and operands are finite.", *told, *self._modes_told(modes)), substep=substep, role=role, parameters=parameters, **common)
+        return self._finding(NUMERIC, (f"{'Weights' if self.batch is None else 'Batch, weights'} and operands are finite.", *told,
+                                       *self._modes_told(modes)), substep=substep, role=role, parameters=parameters, **common)
 
     def _weight(self, weight: dict, entry: Entry, told: list[str], role: str, parameters: list[str], common: dict) -> Finding:
         name = f"{weight['tensor']}{list(weight['index'])}"
         if weight["flip"] is None:
-            return self._finding(NUMERIC, (f"{weight['tensor']} holds {weight['count']} non-finite elements before the step, the first at {list(weight['index'])}: an update before this "
-                                           "step made them.", *told), substep="weight", source=weight, role=role, parameters=[weight["tensor"]], **common)
-        return self._finding(HARDWARE, (f"{name} is {weight['value']:.4g}; the next largest of {weight['tensor']} is {weight['next']:.4g}.",
-                                        f"With bit {weight['flip']}, one of its exponent, the other way round it is in range: a flipped bit in memory. It repeats, as the weight stays.", *told),
+            return self._finding(NUMERIC, (f"{weight['tensor']} holds {weight['count']} non-finite elements before the step, the first "
+                                           f"at {list(weight['index'])}: an update before this "
+                                           "step made them.", *told), substep="weight", source=weight, role=role,
+                                 parameters=[weight["tensor"]], **common)
+        return self._finding(HARDWARE, (f"{name} is {weight['value']:.4g}; the next largest of {weight['tensor']} is "
+                                        f"{weight['next']:.4g}.",
+                                        f"With bit {weight['flip']}, one of its exponent, the other way round it is in range: a flipped "
+                                        "bit in memory. It repeats, as the weight stays.", *told),
                              substep="weight", source=weight, role=role, parameters=parameters, **common)
 
     @staticmethod
@@ -230,7 +250,8 @@ class _Search:
                 substep = "derivative"
                 told.append("In FP64 the derivative is not finite either: it does not exist at this argument.")
             elif top > limit:
-                told.append(f"In FP64 the largest element is {top:.4g}, {math.log2(top / limit):.1f} bits beyond {look.format_of(gradient.dtype)}'s limit {limit:.4g}.")
+                told.append(f"In FP64 the largest element is {top:.4g}, {math.log2(top / limit):.1f} bits beyond "
+                            f"{look.format_of(gradient.dtype)}'s limit {limit:.4g}.")
                 if scale > 1 and top / scale <= limit:
                     substep = "loss scale"
                     told.append(f"Without the loss scale of {scale:g} it is {top / scale:.4g} and fits.")
@@ -240,16 +261,18 @@ class _Search:
         elements = look.elements_of(gradient, _axis(detail.kept[entry.made]) if entry.made in detail.kept else -1)
         parameters = self._parameters(kept_number(self.entries, kept)) if kept is not None else []
         role = self._role(kept.entry, kept, kept_number(self.entries, kept)) if kept is not None else words.OTHER
-        common = dict(operator=name, where=entry.name, direction=BACKWARD, function=role if role != words.OTHER else _function_name(kept) if kept else None, elements=elements,
+        common = dict(operator=name, where=entry.name, direction=BACKWARD, function=role if role != words.OTHER else _function_name(kept)
+                      if kept else None, elements=elements,
                       format=look.format_of(gradient.dtype), pieces=substeps.shown(pieces), modes={})
         weight = look.bad_weight(self.model, self._read_before(len(self.entries)), ())
         if weight is not None:
             return self._weight(weight, entry, told, role, parameters, common)
-        return self._finding(NUMERIC, ("The forward pass and the loss are finite.", *told), substep=substep, role=role, parameters=parameters, **common)
+        return self._finding(NUMERIC, ("The forward pass and the loss are finite.", *told), substep=substep, role=role,
+                             parameters=parameters, **common)
 
     def _derivative(self, kept: Kept, like: Tensor, dtype: torch.dtype | None) -> Tensor | None:
-        """The gradient that an operator hands on, to the operand or parameter of the size of `like`; as the step computes it, or in a wider type. None where it cannot be
-        computed on its own."""
+        """The gradient that an operator hands on, to the operand or parameter of the size of `like`; as the step computes it, or in a
+        wider type. None where it cannot be computed on its own."""
         function = kept.function
         try:
             if kept.module is not None:
@@ -273,7 +296,8 @@ class _Search:
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return None
         fitting = [g for g in gradients if g is not None and g.numel() == like.numel()]
-        return next((g for g in fitting if not bool(g.isfinite().all())), max(fitting, key=lambda g: float(g.double().abs().max()), default=None))
+        return next((g for g in fitting if not bool(g.isfinite().all())), max(fitting, key=lambda g: float(g.double().abs().max()),
+                                                                              default=None))
 
     # --- words ---------------------------------------------------------------------------------------------------------------
 
@@ -325,13 +349,15 @@ class _Search:
             wanted = {i for i, readers in made.items() if isinstance(i, int) and wanted & set(readers)} - seen
         return []
 
-    def _finding(self, kind: str, told: Sequence[str], *, operator: str | None = None, where: str | None = None, direction: str | None = None, function: str | None = None,
-                 substep: str | None = None, elements=None, format: str | None = None, pieces=(), modes: dict | None = None, agree: bool = True, source: dict | None = None,
+    def _finding(self, kind: str, told: Sequence[str], *, operator: str | None = None, where: str | None = None,
+                 direction: str | None = None, function: str | None = None, substep: str | None = None, elements=None,
+                 format: str | None = None, pieces=(), modes: dict | None = None, agree: bool = True, source: dict | None = None,
                  role: str = words.OTHER, parameters: Sequence[str] = (), masked_row: bool = False) -> Finding:
         if self.listing.ended:
             told = (*told, f"The step itself ends with {self.listing.ended}.")
         does = words.advice(kind, role, substep, self.rates, parameters, self.replayer.loss_scale, masked_row)
-        return Finding(kind, operator, where, direction, self.number, function, substep, elements, format, tuple(pieces), modes or {}, agree, len(self.entries), self.replayer.runs,
+        return Finding(kind, operator, where, direction, self.number, function, substep, elements, format, tuple(pieces), modes or {},
+                       agree, len(self.entries), self.replayer.runs,
                        tuple(told), does, self.seen, source or {})
 
 
@@ -372,7 +398,8 @@ def _operator(call: Call, kept: Kept) -> Operator | None:
     try:
         if call.name in CASTS and isinstance(call.args[0], Tensor) and call.result.numel() == call.args[0].numel():
             x = call.args[0].detach()
-            operator = Operator("cast", x.numel() // x.shape[-1] if x.dim() else 1, x.shape[-1] if x.dim() else 1, {"x": x.reshape(-1, x.shape[-1] if x.dim() else 1)})
+            operator = Operator("cast", x.numel() // x.shape[-1] if x.dim() else 1, x.shape[-1] if x.dim() else 1,
+                                {"x": x.reshape(-1, x.shape[-1] if x.dim() else 1)})
         else:
             operator = operator_of(call, kept.log.made)
     except NotKnown:

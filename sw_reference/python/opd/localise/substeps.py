@@ -31,13 +31,16 @@ def pieces_of(operator: Operator, output: Tensor, index: int) -> list[tuple[str,
             own, exact = (_dot(row, column, dtype, output.dtype) for dtype in (work, torch.float64))
         else:
             steps = _STEPS.get(operator.kernel, _function(operator.kernel))
-            own, exact = (steps(_widened(row, dtype), operator, output.dtype if dtype is work else dtype) for dtype in (work, torch.float64))
+            own, exact = (steps(_widened(row, dtype), operator, output.dtype if dtype is work else dtype)
+                          for dtype in (work, torch.float64))
         return [(name, value, exact[name]) for name, value in own.items()]
 
 
-def fused_pieces(output: Tensor, index: int, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+def fused_pieces(output: Tensor, index: int, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+                 dropout_p: float = 0.0, is_causal: bool = False,
                  scale: float | None = None, enable_gqa: bool = False) -> list[tuple[str, Tensor, Tensor]]:
-    """The same of scaled_dot_product_attention, whose products never leave its kernel. Dropout is left out: it only scales. Empty for operands that broadcast."""
+    """The same of scaled_dot_product_attention, whose products never leave its kernel. Dropout is left out: it only scales. Empty for
+    operands that broadcast."""
     with torch.no_grad(), torch._C.DisableTorchFunction(), torch.autocast(output.device.type, enabled=False):
         *outer, row, _ = (int(i) for i in torch.unravel_index(torch.tensor(index), output.shape))
         if query.dim() != key.dim() or query.shape[:-2] != key.shape[:-2] or key.shape[:-1] != value.shape[:-1]:
@@ -56,7 +59,8 @@ def fused_pieces(output: Tensor, index: int, query: Tensor, key: Tensor, value: 
             e = (y - y.max()).exp()
             return {"product": product, "exp": e, "sum": e.sum(), "mix": ((e / e.sum()) @ v.to(dtype)).to(end)}
 
-        own, exact = steps(torch.float32 if output.element_size() < 4 else output.dtype, output.dtype), steps(torch.float64, torch.float64)
+        own = steps(torch.float32 if output.element_size() < 4 else output.dtype, output.dtype)
+        exact = steps(torch.float64, torch.float64)
         return [(name, tensor, exact[name]) for name, tensor in own.items()]
 
 
@@ -77,7 +81,8 @@ def _largest(tensor: Tensor) -> float:
 
 
 def row_of(operator: Operator, index: int) -> dict[str, Tensor]:
-    """Operands of the row that holds an element: of a row kernel one row each; of a matrix kernel one row, and the second operand of that batch."""
+    """Operands of the row that holds an element: of a row kernel one row each; of a matrix kernel one row, and the second operand of that
+    batch."""
     kernel = KERNELS[operator.kernel]
     row = index if kernel.shape == "row_reduction" else index // operator.columns
     found = {}
@@ -114,7 +119,8 @@ def _softmax(row: dict[str, Tensor], operator: Operator, output: torch.dtype) ->
     e = (y - m).exp()
     s = e.sum(-1, keepdim=True)
     # The row's maximum itself is -Inf where everything is hidden: then the subtraction is what fails.
-    return {"max-subtraction": (m - m).expand_as(y) if bool((m == -math.inf).any()) else m, "exp": e, "sum": s, "scale": (e / s).to(output)}
+    return {"max-subtraction": (m - m).expand_as(y) if bool((m == -math.inf).any()) else m, "exp": e, "sum": s,
+            "scale": (e / s).to(output)}
 
 
 def _layer_norm(row: dict[str, Tensor], operator: Operator, output: torch.dtype) -> dict[str, Tensor]:
@@ -159,14 +165,17 @@ _STEPS = {"softmax": _softmax, "layer_norm": _layer_norm, "rms_norm": _rms_norm,
           "mean": _reduction("mean", lambda x: x.mean(-1)), "maximum": _reduction("maximum", lambda x: x.amax(-1)),
           "sum_of_squares": _reduction("sum", lambda x: x.square().sum(-1))}
 _FUNCTIONS = {
-    "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "scale": torch.mul, "cast": lambda x: x, "relu": torch.relu, "square": torch.square,
-    "exp": torch.exp, "reciprocal": torch.reciprocal, "rsqrt": torch.rsqrt, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu,
+    "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "scale": torch.mul, "cast": lambda x: x, "relu": torch.relu,
+    "square": torch.square,
+    "exp": torch.exp, "reciprocal": torch.reciprocal, "rsqrt": torch.rsqrt, "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
 }
 
 
 def modes_of(operator: Operator, output: Tensor, index: int) -> dict[str, bool]:
-    """Mode -> whether the vector unit's result for the row of the element is finite. Empty where a dtype has no format or the reference is not built."""
+    """Mode -> whether the vector unit's result for the row of the element is finite. Empty where a dtype has no format or the reference
+    is not built."""
     from opd.compute import compute
     from opd.evaluate.reference import ReferenceMissing
 
@@ -177,7 +186,8 @@ def modes_of(operator: Operator, output: Tensor, index: int) -> dict[str, bool]:
     attributes = {} if attribute is None else {KERNELS[operator.kernel].attribute: float(attribute)}
     operands = {name: _array(tensor) for name, tensor in row.items()}
     try:
-        return {mode: bool(np.isfinite(compute(operator.kernel, mode, operands, FORMAT_NAMES[output.dtype], **attributes).output.astype(np.float64)).all())
+        return {mode: bool(np.isfinite(compute(operator.kernel, mode, operands, FORMAT_NAMES[output.dtype],
+                                               **attributes).output.astype(np.float64)).all())
                 for mode in MODES}
     except ReferenceMissing:
         return {}
