@@ -464,11 +464,12 @@ int run_registers() {
 }
 
 /// Commands that are Python: name and what it does (sw_reference/python/opd/__main__.py has the same).
-constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kPythonCommands = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kPythonCommands = {{
     {"calibrate", "Register settings for a wanted false-alarm rate, from healthy runs"},
     {"capture", "Record any PyTorch training run as a trace"},
     {"evaluate", "Detectors on a corpus of traces: recall, lead, false alarms, cost"},
     {"import", "Make traces of other tools' telemetry"},
+    {"localise", "Name the first bad operator of an incident, and why"},
 }};
 
 /// Becomes the Python command, with its arguments; returns only if that cannot be started.

@@ -17,6 +17,7 @@ COMMANDS = {
     "capture": ("opd.capture.cli", "a trace of any PyTorch training run"),
     "evaluate": ("opd.evaluate.command", "detectors on a corpus of traces: recall, lead, false alarms, cost"),
     "import": ("opd.importers.command", "traces from the telemetry of other tools"),
+    "localise": ("opd.localise.command", "the first bad operator of an incident, and why"),
 }
 
 

@@ -1,0 +1,73 @@
+"""What to do, by the kind of operator, the sub-step and the class of an incident."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opd.localise.finding import DATA, HARDWARE, NONE
+
+# Roles of operators that the words know; everything else is "other".
+LOGITS, SOFTMAX, ATTENTION, NORM, LINEAR, HEAD, LOSS, OTHER = "logits", "softmax", "attention", "norm", "linear", "head", "loss", "other"
+
+
+def group_words(rates: Sequence[dict], parameters: Sequence[str]) -> str:
+    """The learning rate of the parameters' group, as "the learning rate of group 1 (0.001, with block.2.attn.qkv.weight)"."""
+    for number, group in enumerate(rates):
+        name = next((name for name in parameters if name in group["parameters"]), None)
+        if name is not None:
+            return f"the learning rate of parameter group {number} ({group['lr']:.3g} now; it has {name})"
+    return f"the learning rate of {parameters[0]}" if parameters else "the learning rate"
+
+
+def advice(kind: str, role: str, substep: str | None, rates: Sequence[dict], parameters: Sequence[str], loss_scale: float,
+           masked_row: bool) -> tuple[str, ...]:
+    """Sentences, the first one the likeliest remedy. parameters: of the operator, or of the layers before it."""
+    if kind == NONE:
+        return ("Give the batch, the weights and the random states from before the step; they are not those of the incident, or it lies "
+                "outside of loss and backward: "
+                "in the optimizer's step.",)
+    if masked_row:
+        return ("Leave at least one column visible in every row (the diagonal of a causal mask), or drop rows of padding before the "
+                "softmax.",
+                "Or fill with a large finite number of the format instead of -Inf; the row is then uniform and has to be left out of "
+                "the loss.")
+    if kind == DATA:
+        return ("Check the sample before it reaches the model (isfinite, and a bound that the format of the first operator holds), and "
+                "drop or repair it.",
+                "Look into what made it: division by a standard deviation of 0, a logarithm of 0, an unscaled column.")
+    if kind == HARDWARE:
+        if substep == "weight":
+            return ("Go back to a checkpoint in which this element is in range; running on trains around a wrong weight.",
+                    "Test the memory of that device (ECC counters, a memory test) before it is used again.")
+        return ("Repeat the step on another device; where it is clean there, take this one out and test it.",
+                "Where it is not, look for what is not deterministic: atomic sums, uninitialised memory (torch.empty), races between "
+                "streams.")
+    if substep == "loss scale":
+        return (f"Lower the loss scale ({loss_scale:g} now): a GradScaler skips this step and halves it; a scale set by hand needs the "
+                "same.",
+                "Where it is at its floor already, clip the gradients or train this part in BF16.")
+    rate = group_words(rates, parameters)
+    lower = f"Lower {rate}, or warm it up longer: the weights before this operator have grown."
+    if substep == "derivative":
+        return ("Keep the argument away from where the derivative is infinite: an epsilon under the root or in the denominator, a clamp "
+                "before the logarithm.", lower)
+    if role in (LOGITS, ATTENTION):
+        return ("Normalise queries and keys (QK normalisation), or scale the queries by 1/sqrt(d) before the product, not the logits "
+                "behind it.",
+                "Or keep this product in FP32 or BF16: its sum fits, the cast does not.", lower)
+    if role == SOFTMAX:
+        return ("Subtract the row's maximum before the exponential (softmax does, exp by hand does not), and cap the logits.", lower)
+    if role == NORM:
+        if substep in ("scale", "rsqrt", "reciprocal", "normalise"):
+            return ("Give the norm an epsilon above 0 that its format holds (1e-5; below 6e-8 FP16 has 0): a row without variance "
+                    "divides by it.",
+                    "Look at why the row is constant: dead activations, a batch of padding.")
+        if substep == "gain":
+            return (f"Bound the gain, or take weight decay on it; lower {rate}.",)
+        return ("Compute the norm's square and mean in FP32 (x.float()), or divide the row by its largest magnitude first.", lower)
+    if role == HEAD:
+        return ("Compute the logits of the output in FP32 (out of autocast), with a cap or a z-loss on them.", lower)
+    if role == LOSS:
+        return ("Compute the loss in FP32, from logits in FP32; prefer cross_entropy on logits to a logarithm of probabilities.", lower)
+    if role == LINEAR:
+        return ("Keep this layer in BF16, or normalise its input.", lower)
+    return ("Keep this operator in BF16 or FP32.", lower)
