@@ -285,11 +285,11 @@ def test_a_retired_claim_is_found(text):
     assert len(retired(text)) == 1 and not retired("the mode register's value when the operator was issued")
 
 
-NOT_RUN = re.compile(r"not (?:yet )?(?:been )?(?:run|measured|compared)|did not run|where there is (?:no|one)|no CUDA|not of one", re.IGNORECASE)
+NOT_RUN = re.compile(r"not (?:yet )?(?:been )?(?:run|measured|compared)|did not run|where there is (?:no|one)|no CUDA|not of one|\bemulat", re.IGNORECASE)
 
 
 def shown_as_if_it_had_run(text: str) -> list[str]:
-    """Rows, lines of pictures and paragraphs that name the CUDA path without saying that it has not run."""
+    """Rows, lines of pictures and paragraphs that name the CUDA path without saying that it has not run, or is emulated."""
     units = []
     for part in re.split(r"\n\s*\n", text):
         drawn = [line for line in part.splitlines() if line.startswith("|") or re.search("[─╌]", line)]
