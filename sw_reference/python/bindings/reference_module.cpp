@@ -156,7 +156,7 @@ class Unit {
       if (!opd::ref::is_known(static_cast<opd::Format>(format.at(i))))
         fail("format: " + std::to_string(format.at(i)) + " is no format code");
     }
-    py::array_t<opd::OpRecord> records(count);
+    py::array_t<opd::OpRecord> records(std::vector<py::ssize_t>{count});
     auto record = records.mutable_unchecked<1>();
     py::list events;
     for (py::ssize_t i = 0; i < count; ++i) {
@@ -184,10 +184,11 @@ class Unit {
   }
 
   Array<std::uint8_t> modes() const {
-    Array<std::uint8_t> all(static_cast<py::ssize_t>(parameters_.num_ops));
-    auto mode = all.mutable_unchecked<1>();
+    Array<std::uint8_t> all(
+        std::vector<py::ssize_t>{static_cast<py::ssize_t>(parameters_.num_ops)});
+    std::uint8_t* const mode = all.mutable_data();
     for (unsigned op = 0; op < parameters_.num_ops; ++op)
-      mode(op) = static_cast<std::uint8_t>(reference_.mode(static_cast<std::uint16_t>(op)));
+      mode[op] = static_cast<std::uint8_t>(reference_.mode(static_cast<std::uint16_t>(op)));
     return all;
   }
 
