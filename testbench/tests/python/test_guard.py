@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -596,7 +597,7 @@ def test_exceptions_of_the_script_pass_through():
 
 @pytest.mark.parametrize(("options", "text"), [
     ({"device": "gpu"}, "device: 'gpu'"), ({"ring": "lots"}, "ring: 'lots'"), ({"every": 0}, "every: 0"), ({"clip": -1.0}, "clip: -1.0"),
-    ({"extra": [3]}, "extra: int"), ({"compiled": "yes"}, "compiled: 'yes'"), ({"config": {"nothing": 1}}, "config: nothing"),
+    ({"extra": [3]}, "extra: int"), ({"compiled": "yes"}, "compiled: 'yes'"), ({"sideband": 1}, "sideband: 1"), ({"config": {"nothing": 1}}, "config: nothing"),
     ({"log": "/nonexistent/x"}, "log: /nonexistent/x"), ({"path": "/dev/null/x"}, "path: /dev/null/x"), ({"ring_every": True}, "ring_every"),
     ({"first_step": -1}, "first_step: -1")])
 def test_wrong_arguments_end_before_training(options, text):
@@ -620,6 +621,49 @@ def test_wrong_models_optimizers_and_probes():
     assert not made._forward_hooks
     with opd.guard(made, optimizer) as g, pytest.raises(GuardError, match="resume: the guard has no folder"):
         g.resume()
+
+
+def test_a_run_of_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    made = nn.Linear(2, 2)
+    with pytest.raises(GuardError, match="several processes"):
+        opd.guard(made, torch.optim.SGD(made.parameters(), 0.1))
+
+
+def test_compiled_code_is_left_alone():
+    """compiled="skip": no output is seen and no mode acts; a bad step is kept away all the same, and nothing is tried in vain."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = torch.compile(Model(), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with opd.guard(model, optimizer, probes="key,output") as g:
+        for i, (x, y) in enumerate(g.batches(data(6))):
+            g.step(functional.mse_loss(model(x), y) / (0.0 if i == 3 else 1.0))
+            optimizer.zero_grad()
+        summary = g.summary()
+    assert {o.kind for o in g._monitor.operators} == {"weight"} and summary["detached"] is None
+    assert (summary["steps"], summary["dropped"], summary["retries"]) == (5, 1, 0)
+    torch.compiler.reset()
+
+
+def test_the_page_names_every_option_event_and_count():
+    """docs/guard.md: options of opd.guard, events of the log with their keys, counts of summary()."""
+    from inspect import signature
+
+    from opd.guard.decisions import EVENTS
+    from opd.guard.session import Guard
+    page = (Path(__file__).resolve().parents[3] / "docs" / "guard.md").read_text(encoding="utf-8")
+    options, decisions, counts = (
+        {re.search(r"`([^`]+)`", line)[1]: line for line in part.splitlines() if line.startswith("| `")}
+        for part in (page[page.index("## Options"):page.index("## Modes")], page[page.index("## Decisions"):page.index("`g.summary()`:")],
+                     page[page.index("`g.summary()`:"):page.index("## What it works with")]))
+    for name in [name for name in signature(Guard.__init__).parameters if name not in ("self", "model", "optimizer")]:
+        assert name in options, name
+    for event, keys in EVENTS.items():
+        assert all(f"`{key}`" in decisions[event] for key in keys), event
+    assert set(decisions) == set(EVENTS)
+    run = Run("FP32", {})
+    assert set(counts) == set(run.summary)
 
 
 def test_the_log_holds_every_decision(tmp_path):
@@ -739,3 +783,83 @@ def test_a_compiled_module_changes_its_mode():
     assert kinds == [torch.float16, torch.float16, torch.bfloat16, torch.bfloat16]
     assert "forward" not in vars(model.up)
     torch.compiler.reset()
+
+
+# --- modes on modules of every kind
+
+
+class LlamaNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((8,), 1.5))
+
+    def forward(self, x):
+        kind = x.dtype
+        x = x.to(torch.float32)
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(kind)
+
+
+class Mixed(nn.Module):
+    """Operators with names of their own, methods, and in-place ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.lin = nn.Parameter(torch.linspace(-1, 1, 64).view(8, 8)), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = torch.einsum("btc,dc->btd", x, self.w) + 0.5 * x ** 2
+        y += self.lin(x)
+        y = torch.baddbmm(y, y, self.w.expand(x.shape[0], 8, 8)).clamp(-50, 50)
+        return (y - y.mean(-1, keepdim=True)) / (y.var(-1, keepdim=True) + 1e-3).sqrt()
+
+
+class Own(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x)[0]
+
+
+class Recurrent(nn.GRU):
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+ZOO = {
+    "linear": lambda: nn.Linear(8, 8), "layer norm": lambda: nn.LayerNorm(8), "RMS norm": lambda: nn.RMSNorm(8),
+    "a hand-written RMS norm": LlamaNorm, "mixed": Mixed, "multi-head attention": lambda: Own(8, 2, batch_first=True),
+    "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+    "convolution": lambda: nn.Conv1d(5, 5, 3, padding=1), "transposed convolution": lambda: nn.ConvTranspose1d(5, 5, 3, padding=1),
+    "batch norm": lambda: nn.BatchNorm1d(5), "group norm": lambda: nn.GroupNorm(1, 5), "recurrent": lambda: Recurrent(8, 8, batch_first=True),
+    **{kind.__name__: kind for kind in (nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU, nn.Mish)},
+    "softmax": lambda: nn.Softmax(-1), "log softmax": lambda: nn.LogSoftmax(-1), "gelu, tanh": lambda: nn.GELU("tanh"),
+    "relu in place": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True)),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_modes_on_modules_of_every_kind(name, precision):
+    """Outputs and gradients in SAFE and STABLE beside FAST: of FP32 the same but for roundings, of FP16 BF16's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), ZOO[name](), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0) if precision == "FP16" else None
+    dtype, x = PRECISIONS[precision], torch.randn(4, 5, 8)
+    script = {0: int(Mode.SAFE), 1: int(Mode.STABLE), 2: int(Mode.FAST)}
+    outputs, gradients, kinds = [], [], []
+    model[1].register_forward_hook(lambda m, a, out: kinds.append(out.dtype))
+    with opd.guard(model, optimizer, scaler=scaler, probes="output,1", hints=False, device=lambda count: Scripted(count, {}, script)) as g:
+        for _ in range(4):  # FAST, SAFE, STABLE, FAST
+            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+                out = model(x)
+            outputs.append(out.detach().float())
+            g.step(out.float().square().mean())
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+            optimizer.zero_grad()
+        assert g.summary()["detached"] is None and g.summary()["steps"] == 4
+    assert torch.equal(outputs[0], outputs[3]) and torch.equal(gradients[0], gradients[3]) and kinds[0] == kinds[3]
+    if precision == "FP16" and kinds[0] == torch.float16:
+        assert kinds[1:3] == [torch.bfloat16] * 2
+    tolerance = {"FP32": 2e-5, "FP16": 0.05, "BF16": 0.05}[precision]
+    for mode in (1, 2):
+        for found, expected in ((outputs, outputs[0]), (gradients, gradients[0])):
+            assert float((found[mode] - expected).abs().max()) <= tolerance * max(float(expected.abs().max()), 1e-3), (mode, found is outputs)

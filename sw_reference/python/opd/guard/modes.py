@@ -149,7 +149,7 @@ def _safe_layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, 
 
 
 def _safe_rms_norm(input, normalized_shape, weight=None, eps=None):
-    epsilon = torch.finfo(input.dtype).eps if eps is None else eps
+    epsilon = torch.finfo(torch.promote_types(input.dtype, torch.float32)).eps if eps is None else eps  # as PyTorch, also of FP16
     return norms.rms_norm(input, normalized_shape, weight, epsilon, _kept(input, lambda x: functional.rms_norm(x, (1,))))
 
 

@@ -82,13 +82,14 @@ class _Operators(Registry):
 class Monitor(Watch):
     """Watches one model. failed: told an error of ours, must not raise. Raises CaptureError for probes that match nothing."""
 
-    def __init__(self, model: nn.Module, optimizers: list[Optimizer], probes, compiled: str, failed: Callable[[Exception], None]):
+    def __init__(self, model: nn.Module, optimizers: list[Optimizer], probes, sideband: str, compiled: str,
+                 failed: Callable[[Exception], None]):
         super().__init__(statistics.CORE)
         self._failed_ = failed
         self._registry = _Operators()
         self._selection = Selection(probes)
         self.operators: list[Operator] = []
-        self._hooks = ModelHooks(self, "", model, self._selection, "logits", compiled)
+        self._hooks = ModelHooks(self, "", model, self._selection, sideband, compiled)
         try:
             self._selection.check(self._hooks.names, self._hooks.parameters())
             self._optimizer = OptimizerProbes(optimizers, self._hooks.parameters(), self._selection)

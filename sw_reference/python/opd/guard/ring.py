@@ -7,6 +7,7 @@ killed process leaves whole ones alone.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import random
 import re
@@ -170,7 +171,7 @@ def all_finite(tensors: list[Tensor]) -> bool:
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     for found in groups.values():
         if found[0].device.type == "cpu":
-            if not all(bool(torch.isfinite(end)) for tensor in found for end in torch.aminmax(tensor)):
+            if not all(math.isfinite(end.item()) for tensor in found for end in torch.aminmax(tensor)):
                 return False
         elif not bool(torch.isfinite(torch.stack(torch._foreach_norm(found, float("inf")))).all()):
             return False
@@ -191,9 +192,21 @@ class State:
     scale_factor: float = 1.0  # the hint in the scaler's loss scale
     batches: list[list] = field(default_factory=list)
 
+    def __post_init__(self):
+        self._own_bytes = size_of([self.parameters, self.buffers, self.optimizers, self.extra])
+        self._batch_bytes = 0
+
     @property
     def bytes(self) -> int:
-        return size_of([self.parameters, self.buffers, self.optimizers, self.extra]) + size_of(self.batches)
+        return self._own_bytes + self._batch_bytes
+
+    def add_batches(self, batches: list) -> None:
+        """Those of one more step."""
+        self.batches.append(batches)
+        self._batch_bytes += sum(map(size_of, batches))
+
+    def forget_batches(self) -> None:
+        self.batches, self._batch_bytes = [], 0
 
     def to_file(self) -> dict:
         return {"step": self.step, "parameters": self.parameters, "buffers": self.buffers, "optimizers": self.optimizers,
@@ -264,7 +277,7 @@ class Ring:
     def add_batches(self, batches: list) -> None:
         """Batches of a step that has ended, for every state."""
         if self._states:
-            self._states[-1].batches.append(batches)
+            self._states[-1].add_batches(batches)
             self.trim()
 
     @property
@@ -284,7 +297,7 @@ class Ring:
         """The newer states, and the batches since, are gone."""
         while self._states[-1] is not state:
             self._remove(self._states.pop())
-        state.batches = []
+        state.forget_batches()
 
     def trim(self) -> None:
         while len(self._states) > 1 and self.bytes > self._budget:

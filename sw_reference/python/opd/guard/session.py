@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from opd.capture.attention import SIDEBANDS
 from opd.capture.errors import CaptureError
 from opd.capture.hooks import COMPILED
 from opd.capture.optimizer import unwrap
@@ -28,7 +29,7 @@ from opd.registers import Cause, Mode
 
 log = logging.getLogger("opd.guard")
 
-ATTEMPTS = 4        # of one step: the first operator in SAFE, all that are non-finite, everything; then its batches are dropped
+ATTEMPTS = 4        # of one step: as it is, the first operator in SAFE, all that are non-finite, everything; then it is dropped
 DROPS = 3           # steps dropped in a row: then the parameters are to blame, and the oldest state is restored
 RATE_CHANGE = 1.25  # factor by which a learning rate has to move to be announced to the device (docs/metrics.md)
 RING_EVERY = 16
@@ -60,6 +61,7 @@ class Guard:
     path        folder where the states are written as well, so that they survive a kill; resume() takes the newest
     clip        norm that the gradients are clipped to
     extra       objects with state_dict and load_state_dict that belong to the run's state, such as a scheduler
+    sideband    logits of fused attention: "logits" (recomputed), "full" (softmax as well) or "off"
     compiled    inside code of torch.compile: "skip" leaves it alone, "split" cuts it at every probe
     first_step  number of the first step
 
@@ -71,14 +73,17 @@ class Guard:
                  probes: str | Iterable[str] = "key,output", modes: bool = True, hints: bool = True, ring: str | int = "256MiB",
                  ring_every: int = RING_EVERY, every: int = 1, config: Mapping[str, float] | DeviceConfig | None = None,
                  log: str | os.PathLike | None = None, path: str | os.PathLike | None = None, clip: float | None = None,
-                 extra: Iterable = (), compiled: str = "skip", first_step: int = 0):
+                 extra: Iterable = (), sideband: str = "logits", compiled: str = "skip", first_step: int = 0):
         if not isinstance(model, nn.Module):
             raise GuardError(f"model: {type(model).__name__} is not a torch.nn.Module; pass the model")
+        if isinstance(model, nn.DataParallel) or _processes() > 1:
+            raise GuardError("model: a run of several processes or threads, whose modes would differ; guard runs of one process")
         for name, value, smallest in (("every", every, 1), ("ring_every", ring_every, 1), ("first_step", first_step, 0)):
             if type(value) is not int or value < smallest:
                 raise GuardError(f"{name}: {value!r} is not a whole number from {smallest} on; correct it")
-        if compiled not in COMPILED:
-            raise GuardError(f"compiled: {compiled!r} is unknown; use one of {', '.join(COMPILED)}")
+        for name, value, choices in (("compiled", compiled, COMPILED), ("sideband", sideband, SIDEBANDS)):
+            if value not in choices:
+                raise GuardError(f"{name}: {value!r} is unknown; use one of {', '.join(choices)}")
         if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
             raise GuardError(f"clip: {clip!r} is no norm; give a number above 0")
         extra = list(extra)
@@ -98,7 +103,7 @@ class Guard:
         self._subject = Subject(model, plain, self._scaler, extra)
         self._ring = Ring(bytes_of_budget(ring), None if path is None else Path(path))
         self._log = DecisionLog(log)
-        self._monitor = Monitor(model, plain, probes, compiled, self._fail)
+        self._monitor = Monitor(model, plain, probes, sideband, compiled, self._fail)
         self._modes = Modes(self._monitor.modules, self._monitor.compiled, self._monitor.own_type, self._fail)
         self._step = first_step
         self._attempt = 0                       # of the open step
@@ -582,8 +587,9 @@ class Guard:
         if not self._follows or self._informed >= ATTEMPTS:
             self._drop(f"{verdict.what} is not finite{' in any mode' if self._follows else ''}")
             return
-        if self._informed:
-            self._to_safe(verdict)
+        if self._informed and not self._to_safe(verdict):
+            self._drop(f"{verdict.what} is not finite{' in any mode' if self._monitor.operators else ''}")
+            return
         batches, self._open_batches = self._open_batches, []
         self._again.extendleft(reversed(batches))
         self._counts["retries"] += 1
@@ -599,26 +605,27 @@ class Guard:
     def _safe(self) -> list[str]:
         return [name for name, mode in self.modes().items() if mode == Mode.SAFE.name]
 
-    def _to_safe(self, verdict: _Verdict) -> None:
-        """First the operator that was non-finite first, then all that were, then all."""
-        actable = [operator for operator in self._monitor.operators if operator.module and not operator.is_ordinary]
-        chosen = [operator for operator in verdict.bad if operator.module]
-        if self._informed == 1 and chosen:
-            chosen = chosen[:1]
-        elif self._informed >= 3 or not chosen:
-            chosen = actable
-        if chosen and self._device is None:
+    def _to_safe(self, verdict: _Verdict) -> bool:
+        """The operator that was non-finite first, at the next attempt all that were, then all: to SAFE. What is there already leads to
+        the next stage. Returns whether any was not."""
+        found = [operator for operator in verdict.bad if operator.module]
+        everything = [operator for operator in self._monitor.operators if operator.module and not operator.is_ordinary]
+        if self._device is None and everything:
             self._open_device(len(self._monitor.operators))
+        for stage in range(self._informed, ATTEMPTS):
+            chosen = found[:1] if stage == 1 else found if stage == 2 else everything
+            chosen = [operator for operator in chosen if operator.op < len(self._in_force) and self._in_force[operator.op] != Mode.SAFE]
+            if chosen:
+                break
         for operator in chosen:
-            if operator.op < len(self._in_force):
-                old = int(self._in_force[operator.op])
-                self._device.set_operator(operator.op, mode=int(Mode.SAFE))
-                self._in_force[operator.op] = Mode.SAFE
-                if old != Mode.SAFE:
-                    self._counts["mode_changes"] += 1
-                    self._log.note("mode", self._step, operator=operator.name, old=Mode(old).name, new=Mode.SAFE.name, cause="RECOVERY",
-                                   risk=255)
+            self._device.set_operator(operator.op, mode=int(Mode.SAFE))
+            self._counts["mode_changes"] += 1
+            self._log.note("mode", self._step, operator=operator.name, old=Mode(int(self._in_force[operator.op])).name,
+                           new=Mode.SAFE.name, cause="RECOVERY", risk=255)
+            self._in_force[operator.op] = Mode.SAFE
+        self._informed = max(self._informed, stage)
         self._apply_modes()
+        return bool(chosen)
 
     def _drop(self, why: str) -> None:
         """The step's batches are given up; too many in a row, and the parameters are to blame."""
@@ -661,3 +668,11 @@ class Guard:
         self._attempt = self._informed = 0
         self._light = self._subject.light()
         self._next_try()
+
+
+def _processes() -> int:
+    """Number of processes of the run."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    number = os.environ.get("WORLD_SIZE", "1")
+    return int(number) if number.isdigit() else 1
