@@ -19,10 +19,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/set
 
 import opd  # noqa: E402
 from opd.capture.errors import CaptureError  # noqa: E402
-from opd.evaluate.reference import ReferenceMissing, module  # noqa: E402
+from opd.evaluate.reference import ReferenceMissing, module, statistics  # noqa: E402
 from opd.guard import GuardError, ring  # noqa: E402
 from opd.guard.device import ReferenceDevice  # noqa: E402
 from opd.registers import Mode  # noqa: E402
+from opd.trace import Trace  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.overrides import _get_current_function_mode_stack  # noqa: E402
@@ -482,6 +483,44 @@ def test_a_change_of_the_learning_rate_is_announced():
     assert announced == [5]  # seen when the step after the change ends
 
 
+# --- the device
+
+
+@pytest.mark.parametrize("name", ["near_limit", "qk_overflow"])
+def test_the_device_step_by_step_is_the_device_of_a_replay(name):
+    """opd._reference.Unit on a recorded run: the records of opd._reference.run, its modes, and the events of the mode changes."""
+    trace = Trace.read(Path(__file__).resolve().parents[3] / "traces" / "captured" / f"{name}.safetensors")
+    given = statistics(trace)
+    records, _ = module().run(**given)
+    operators = len(trace.probes)
+    device = ReferenceDevice(operators, {})
+    changes = 0
+    for i, step in enumerate(given["step"]):
+        if given["learning_rate_changes"][i]:
+            device.announce_learning_rate(int(step))
+        outcome = device.step(int(step), np.arange(operators, dtype=np.uint16), given["format"], given["max_mag"][i], given["element_count"],
+                              given["nonfinite"][i], given["saturated"][i], given["scale_log2"][i])
+        assert outcome.records.tobytes() == records[i].tobytes() and (outcome.modes == records[i]["mode"]).all()
+        assert {event.op for event in outcome.events} == set(np.flatnonzero(records[i]["cause"]))
+        assert all(event.new_mode == records[i]["mode"][event.op] for event in outcome.events)
+        changes += len(outcome.events)
+    assert changes == np.count_nonzero(records["cause"]) > 0
+    device.set_operator(3, disabled=True)
+    device.set_operator(3, mode=2)
+    assert device._unit.operator(3) == (2, False, True)
+
+
+def test_a_device_refuses_what_it_cannot_take():
+    device = ReferenceDevice(4, {})
+    one = {"format": np.zeros(1, np.uint8), "max_mag": np.ones(1, np.uint32), "element_count": np.ones(1, np.uint32), "nonfinite": np.zeros(1, np.uint32)}
+    with pytest.raises(ValueError, match="op: 4 is none of the unit's 4"):
+        device.step(0, np.array([4], np.uint16), **one)
+    with pytest.raises(ValueError, match="format: 9"):
+        device.step(0, np.array([0], np.uint16), **{**one, "format": np.full(1, 9, np.uint8)})
+    with pytest.raises(ValueError, match="max_mag: is not"):
+        device.step(0, np.array([0], np.uint16), **{**one, "max_mag": np.ones(2, np.uint32)})
+
+
 # --- STABLE
 
 
@@ -535,7 +574,7 @@ def test_without_a_ring_spoilt_parameters_end_the_guard_not_the_run(caplog):
 @pytest.mark.parametrize("where", ["device", "statistics", "log", "ring", "judge"])
 def test_a_guard_that_fails_never_ends_the_run(where, caplog, tmp_path, monkeypatch):
     """It fails at step 3; from then on the run is the one without a guard, and it was so before."""
-    from opd.capture import statistics
+    from opd.capture import statistics as measuring
     from opd.guard import session
     calls = []
 
@@ -552,7 +591,7 @@ def test_a_guard_that_fails_never_ends_the_run(where, caplog, tmp_path, monkeypa
             step = failing(ReferenceDevice.step, 3)
         options["device"] = lambda count: Failing(count, {})
     elif where == "statistics":
-        monkeypatch.setattr(statistics, "measure", failing(statistics.measure, 60))
+        monkeypatch.setattr(measuring, "measure", failing(measuring.measure, 60))
     elif where == "log":
         monkeypatch.setattr(session.DecisionLog, "note", failing(session.DecisionLog.note, 1))
         monkeypatch.setattr(session.Guard, "_room", lambda self: self._log.note("x", 0))
