@@ -6,7 +6,9 @@ Testplan: GRD-01.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/set
 import ml_dtypes  # noqa: E402
 from opd.compute import compute, compute_exact  # noqa: E402
 from opd.evaluate.reference import ReferenceMissing, module  # noqa: E402
-from opd.guard import activations, arithmetic, attention, norms, products, softmax  # noqa: E402
+from opd.guard import activations, arithmetic, attention, modes, norms, products, softmax  # noqa: E402
+from opd.registers import Mode  # noqa: E402
 from opd.trace import Trace  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -88,14 +91,15 @@ def operands_of(kernel: str, form: str, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     numpy_type = {"FP16": np.float16, "BF16": ml_dtypes.bfloat16, "FP32": np.float32}[form]
     large = {"FP16": 3e4, "BF16": 1e38, "FP32": 1e38}[form]
+    factor = large / {"FP16": 5, "BF16": 50, "FP32": 50}[form]  # products beyond FP16, within BF16
 
     def made(*shape, scale=1.0):
         return (rng.standard_normal(shape) * scale).clip(-6 * scale, 6 * scale).astype(numpy_type)
 
     if kernel == "matmul":
-        return {"a": made(3, 7, 40, scale=large / 50), "b": made(3, 9, 40)}
+        return {"a": made(3, 7, 40, scale=factor), "b": made(3, 9, 40)}
     if kernel == "linear":
-        return {"x": made(7, 40, scale=large / 50), "weight": made(9, 40), "bias": made(1, 9)}
+        return {"x": made(7, 40, scale=factor), "weight": made(9, 40), "bias": made(1, 9)}
     if kernel in ("layer_norm", "rms_norm"):
         found = {"x": made(12, 96, scale=large / 8), "gain": made(1, 96)}
         found["x"][3] = 7  # no variance
@@ -119,6 +123,7 @@ def test_safe_computes_what_the_vector_unit_computes(kernel, form):
     operands = operands_of(kernel, form, 5)
     name, value = attributes.get(kernel, (None, None))
     expected = compute(kernel, "SAFE", operands, **({name: value} if name else {}))
+    assert kernel != "linear" or float(np.abs(expected.output.astype(np.float64)).max()) > {"FP16": 65504, "BF16": 1e37, "FP32": 1e37}[form]
     assert_like_reference(run_safe(kernel, operands, value), expected.output)
 
 
@@ -261,3 +266,35 @@ def test_exact_yardstick_of_attention():
     ours = attention.attention(*map(torch.from_numpy, (q, k, v)), dtype=torch.bfloat16)
     assert float(np.abs(scores).max()) > 20000
     torch.testing.assert_close(ours.double(), torch.from_numpy(expected), rtol=2.0**-8, atol=2.0**-8)
+
+
+STABLE = {
+    "linear": lambda x, weight, bias: functional.linear(x, weight, bias[0]),
+    "matmul": lambda a, b: torch.matmul(a, b.transpose(-1, -2)),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "layer_norm": lambda x, gain, bias: functional.layer_norm(x, x.shape[-1:], gain[0], bias[0]),
+    "rms_norm": lambda x, gain: functional.rms_norm(x, x.shape[-1:], gain[0], 1e-6),
+    "gelu": functional.gelu, "silu": functional.silu, "relu": functional.relu,
+}
+
+
+@needs_reference
+@pytest.mark.parametrize("kernel", STABLE)
+def test_stable_is_the_vector_unit_on_bf16_operands(kernel):
+    """PyTorch's BF16 kernels beside STABLE of the reference: two units in the last place of BF16, of a row's largest result."""
+    def failed(error):
+        raise error
+    owner = SimpleNamespace(is_passive=False, failed=failed, carried=Counter())
+    operands = {name: array for name, array in operands_of(kernel, "FP16", 6).items() if name != "mask"}
+    if kernel in ("gelu", "silu", "relu"):
+        operands["x"] = operands["x"][1:]  # the first row holds Inf and NaN
+    given = {name: tensor_of(array) for name, array in operands.items()}
+    with modes.Lanes(owner, kernel, modes.Plan(whole=Mode.STABLE)):
+        ours = STABLE[kernel](*given.values())
+    assert ours.dtype == torch.bfloat16
+    narrow = {name: array.astype(ml_dtypes.bfloat16) for name, array in operands.items()}
+    attribute = {"rms_norm": {"epsilon": 1e-6}}.get(kernel, {})
+    expected = torch.from_numpy(compute(kernel, "STABLE", narrow, **attribute).output.astype(np.float64))
+    error = (ours.double().reshape(expected.shape) - expected).abs()
+    assert float(expected.abs().max()) > 65504 or kernel not in ("linear", "matmul")
+    assert bool((error <= 2.0**-7 * expected.abs().amax(-1, keepdim=True)).all())
