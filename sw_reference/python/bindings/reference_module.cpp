@@ -1,6 +1,7 @@
 // opd._reference: the detection unit and the vector unit of the software reference, for Python.
 //
 //   run        : a whole trace of statistics in, one OpRecord and one z per completion out
+//   Unit       : the same one training step at a time, with modes, hints and commands between
 //   compute    : one execution of a kernel; operands as (format, rows, columns, bytes). opd.compute
 //                is the same on arrays
 //   errors     : ValueError that names the argument, the configuration field or the operand
@@ -9,6 +10,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstring>
@@ -20,6 +22,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "opd/reference/compute.hpp"
@@ -120,6 +123,106 @@ py::tuple run(const Array<std::uint32_t>& step, const Array<std::uint8_t>& forma
   }
   return py::make_tuple(records, z);
 }
+
+/// The detection unit fed one training step at a time, for a training loop. opd.guard uses it.
+class Unit {
+ public:
+  Unit(unsigned num_ops, const std::map<std::string, double>& settings)
+      : parameters_{.num_ops = num_ops}, reference_(parameters_, config_of(settings)) {}
+
+  /// Completions of one step, in order: their records, and (step, op, old mode, new mode, cause,
+  /// flags, risk) of each one that makes an event.
+  py::tuple step(std::uint32_t step, const Array<std::uint16_t>& op,
+                 const Array<std::uint8_t>& format, const Array<std::uint32_t>& max_mag,
+                 const Array<std::uint32_t>& element_count, const Array<std::uint32_t>& nonfinite,
+                 const Array<std::uint32_t>& saturated, const Array<std::int8_t>& scale_log2) {
+    if (op.ndim() != 1) fail("op: is not [completions]");
+    const py::ssize_t count = op.shape(0);
+    const std::array<std::pair<const char*, const py::array*>, 6> others = {
+        {{"format", &format},
+         {"max_mag", &max_mag},
+         {"element_count", &element_count},
+         {"nonfinite", &nonfinite},
+         {"saturated", &saturated},
+         {"scale_log2", &scale_log2}}};
+    for (const auto& [name, array] : others) {
+      if (array->ndim() != 1 || array->shape(0) != count)
+        fail(std::string(name) + ": is not [completions] as op is");
+    }
+    for (py::ssize_t i = 0; i < count; ++i) {
+      if (op.at(i) >= parameters_.num_ops)
+        fail("op: " + std::to_string(op.at(i)) + " is none of the unit's " +
+             std::to_string(parameters_.num_ops));
+      if (!opd::ref::is_known(static_cast<opd::Format>(format.at(i))))
+        fail("format: " + std::to_string(format.at(i)) + " is no format code");
+    }
+    py::array_t<opd::OpRecord> records(std::vector<py::ssize_t>{count});
+    auto record = records.mutable_unchecked<1>();
+    py::list events;
+    for (py::ssize_t i = 0; i < count; ++i) {
+      const opd::Mode before = reference_.mode(op.at(i));
+      const auto detection =
+          reference_.complete(seq_++,
+                              {.op = op.at(i),
+                               .format = static_cast<opd::Format>(format.at(i)),
+                               .step = step,
+                               .scale_log2 = scale_log2.at(i)},
+                              {.max_mag = max_mag.at(i),
+                               .element_count = element_count.at(i),
+                               .nonfinite_count = nonfinite.at(i),
+                               // The position is not known (docs/formats.md "Trace").
+                               .first_nonfinite = nonfinite.at(i) > 0 ? 0 : opd::kNoElement,
+                               .saturated_count = saturated.at(i)});
+      record(i) = detection.value().record;
+      const opd::OpRecord& made = record(i);
+      if (made.cause != 0 || (made.flags & opd::flag_bit(opd::Flag::kUpset)) != 0) {
+        events.append(py::make_tuple(made.step, made.op, static_cast<unsigned>(before), made.mode,
+                                     made.cause, made.flags, made.risk));
+      }
+    }
+    return py::make_tuple(records, events);
+  }
+
+  Array<std::uint8_t> modes() const {
+    Array<std::uint8_t> all(
+        std::vector<py::ssize_t>{static_cast<py::ssize_t>(parameters_.num_ops)});
+    std::uint8_t* const mode = all.mutable_data();
+    for (unsigned op = 0; op < parameters_.num_ops; ++op)
+      mode[op] = static_cast<std::uint8_t>(reference_.mode(static_cast<std::uint16_t>(op)));
+    return all;
+  }
+
+  py::tuple hints() const {
+    const opd::Hints hints = reference_.hints();
+    return py::make_tuple(hints.loss_scale_shift, hints.clip_shift, hints.learning_rate_factor);
+  }
+
+  std::optional<std::uint32_t> last_clean_step() const { return reference_.last_clean_step(); }
+
+  void announce_learning_rate(std::uint32_t step) { reference_.announce_learning_rate(step); }
+
+  /// (mode, locked, disabled)
+  py::tuple operator_state(std::uint16_t op) {
+    return tuple_of(reference_.command(op, opd::Command::kRead));
+  }
+
+  py::tuple set_operator(std::uint16_t op, unsigned mode, bool locked, bool disabled) {
+    return tuple_of(reference_.command(
+        op, opd::Command::kSet,
+        {.mode = static_cast<opd::Mode>(mode), .locked = locked, .disabled = disabled}));
+  }
+
+ private:
+  static py::tuple tuple_of(const opd::ref::OpState& state) {
+    return py::make_tuple(static_cast<unsigned>(state.controller.mode),
+                          static_cast<bool>(state.controller.locked),
+                          static_cast<bool>(state.controller.disabled));
+  }
+
+  opd::DeviceParameters parameters_;
+  opd::ref::CpuReference reference_;
+  std::uint32_t seq_ = 0;
+};
 
 Array<std::int32_t> log2_codes(const Array<std::uint8_t>& format,
                                const Array<std::uint32_t>& max_mag) {
@@ -311,6 +414,22 @@ saturated uint32 [S, P]; scale_log2 int8 [S, P]; learning_rate_changes bool [S]:
 the step. config: fields of the configuration that are not at their reset value.
 Returns (records [S, P] with the fields of OpRecord, z float64 [S, P], NaN where nothing is scored).
 Raises ValueError.)");
+  py::class_<Unit>(module, "Unit",
+                   "The detection unit, one training step at a time. Raises ValueError, IndexError "
+                   "for an operator that it has not.")
+      .def(py::init<unsigned, const std::map<std::string, double>&>(), py::arg("num_ops"),
+           py::arg("config") = std::map<std::string, double>{})
+      .def("step", &Unit::step, py::arg("step"), py::arg("op"), py::arg("format"),
+           py::arg("max_mag"), py::arg("element_count"), py::arg("nonfinite"), py::arg("saturated"),
+           py::arg("scale_log2"),
+           "Completions of a step, in order, arrays of one type each: (records, events).")
+      .def("modes", &Unit::modes, "Mode of every operator, uint8 [num_ops].")
+      .def("hints", &Unit::hints, "(loss-scale shift, clip shift, learning-rate factor * 65536).")
+      .def("last_clean_step", &Unit::last_clean_step)
+      .def("announce_learning_rate", &Unit::announce_learning_rate, py::arg("step"))
+      .def("operator", &Unit::operator_state, py::arg("op"), "(mode, locked, disabled).")
+      .def("set_operator", &Unit::set_operator, py::arg("op"), py::arg("mode"), py::arg("locked"),
+           py::arg("disabled"), "The command SET; returns the state as `operator` does.");
   module.def("log2_codes", &log2_codes, py::arg("format"), py::arg("max_mag"),
              "x of docs/numerics.md in 1/32 bit: format uint8 [P], max_mag uint32 [S, P] -> int32 "
              "[S, P].");

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: scripts/setup installs it")
 
 from opd.capture import Capture, CaptureError, merge  # noqa: E402
-from opd.capture.session import MAX_CALLS  # noqa: E402
+from opd.capture.watch import MAX_CALLS  # noqa: E402
 from opd.trace import Trace  # noqa: E402
 from test_capture import Attention, column, names, probe  # noqa: E402
 from torch import nn  # noqa: E402

@@ -12,7 +12,7 @@ it does per tensor:
 
 Every round makes one step of each variant, beginning with another one each time; a variant's overhead is the median over the
 rounds of its step time over that of the bare step in the same round, so that a busy machine is busy for all of them. On the
-CPU it is processor time that is measured, on a device wall time.
+CPU it is processor time that is measured, on a device wall time. opd.guard is there where the reference is built for Python.
 """
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from torch.nn import functional
 
 from opd.arguments import Parser
 from opd.capture.session import Capture
+from opd.guard import Guard, GuardError
 
 
 class Block(nn.Module):
@@ -173,7 +174,8 @@ def per_tensor_statistics(model: nn.Module, folder: Path) -> Look:
 class Run:
     """One model under one way of looking at it; all runs start from the same weights and see the same data."""
 
-    def __init__(self, name: str, options: argparse.Namespace, folder: Path, capture: dict | None = None, attach=None):
+    def __init__(self, name: str, options: argparse.Namespace, folder: Path, capture: dict | None = None, guard: dict | None = None,
+                 attach=None):
         self.name = name
         torch.manual_seed(0)
         self._device, self._autocast = options.device, getattr(torch, options.dtype)
@@ -183,10 +185,12 @@ class Run:
         self._tokens = torch.randint(model.vocabulary, (options.batch, options.length + 1), device=options.device)
         self._look = attach(self.model, folder) if attach else Look("")
         self.note = self._look.note
-        self.capture, self.probes = None, ""
+        self.capture, self.guard, self.probes = None, None, ""
         if capture is not None:
             path = folder / f"{len(list(folder.iterdir()))}.safetensors"
             self.capture = Capture(self.model, path, optimizer=self._optimizer, **capture)
+        if guard is not None:
+            self.guard = Guard(self.model, self._optimizer, ring="1GiB", **guard).__enter__()
         self.seconds: list[float] = []
         self.losses: list[float] = []
 
@@ -198,8 +202,11 @@ class Run:
         autocast = torch.autocast(self._device, self._autocast) if self._autocast != torch.float32 else contextlib.nullcontext()
         with autocast:
             loss = self.model(self._tokens)
-        loss.backward()
-        self._optimizer.step()
+        if self.guard is not None:
+            self.guard.step(loss)
+        else:
+            loss.backward()
+            self._optimizer.step()
         self._look.after()
         if self.capture is not None:
             self.capture.step(loss=loss)
@@ -219,6 +226,8 @@ VARIANTS = {
     "opd, probes=output,gradient": dict(capture={"probes": "output,gradient"}),
     "opd, all probes": dict(capture={"probes": "all"}),
     "opd, all probes, full statistics": dict(capture={"probes": "all", "statistics": "full"}),
+    "opd.guard, key probes": dict(guard={"probes": "key"}),
+    "opd.guard, key, sideband off": dict(guard={"probes": "key", "sideband": "off"}),
     "HF DebugUnderflowOverflow": dict(attach=debug_underflow_overflow),
     "msprobe, statistics": dict(attach=precision_debugger),
     "max, min, mean, norm by item()": dict(attach=per_tensor_statistics),
@@ -231,7 +240,7 @@ def measure(options: argparse.Namespace) -> list[Run]:
     with tempfile.TemporaryDirectory() as folder:
         runs = []
         for name, arguments in VARIANTS.items():
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(ImportError, GuardError):  # the guard needs the reference
                 runs.append(Run(name, options, Path(folder), **arguments))
         for step in range(options.steps + 2):
             first = step % len(runs)
@@ -241,8 +250,11 @@ def measure(options: argparse.Namespace) -> list[Run]:
             if run.capture is not None:
                 run.probes = len(run.capture._registry.entries)
                 run.capture.close()
+            if run.guard is not None:
+                run.probes = run.guard.summary()["operators"]
+                run.guard.close()
             if run.losses != runs[0].losses:
-                if run.capture is not None:
+                if run.capture is not None or run.guard is not None:
                     raise RuntimeError(f"{run.name}: losses differ from those of the run without it")
                 run.note += ", changes the losses"
     return runs

@@ -33,17 +33,16 @@ from opd.capture.observation import Observation, PendingStep, bytes_of, merge_sh
 from opd.capture.operands import Operands
 from opd.capture.operators import NotKnown, Operator
 from opd.capture.optimizer import OptimizerProbes, unwrap
-from opd.capture.probes import Registry, Selection
+from opd.capture.probes import Selection
 from opd.capture.recovery import make_trace, set_aside
+from opd.capture.watch import Watch, first_bad, merge
 from opd.trace_layout import LABELS, SERIES
 
 log = logging.getLogger("opd.capture")
 
 RING = 20        # steps whose raw elements are at hand when a value turns non-finite
-MAX_CALLS = 16   # probes of one module that is called several times in a pass; when it is called more often it has one
 LR_CHANGE = 0.01  # part by which a learning rate has to move to be noted again, where there are several
 STATISTICS = {"core": statistics.CORE, "full": statistics.FULL}
-GRADIENT = ":grad"
 
 _open_paths: set[Path] = set()  # of this process; other processes are kept out by a lock on the journal
 _captures: weakref.WeakSet = weakref.WeakSet()  # those that are open
@@ -60,7 +59,7 @@ class _Mark:
     passing: int = 0
 
 
-class Capture:
+class Capture(Watch):
     """Records statistics of a training run into a trace file; a context manager. opd.capture(...) makes one.
 
     model       a module, or a dictionary of prefix -> module for a run of several
@@ -130,22 +129,15 @@ class Capture:
         if operands == () and (operand_steps is not None or operand_ring is not None):
             raise CaptureError(f"{'operand_steps' if operand_steps is not None else 'operand_ring'}: no operator's operands are kept; "
                                "name some with operands")
-        self.operands = Operands(operands, operand_steps, operand_ring) if operands != () else None
-        self._columns, self._every = STATISTICS[statistics], every
+        own_operands = Operands(operands, operand_steps, operand_ring) if operands != () else None
+        super().__init__(STATISTICS[statistics], inference)
+        self.operands = own_operands
+        self._every = every
         self._row = row_type(statistics == "full")
         self._sideband, self._compiled = sideband, compiled
-        self.inference = inference
-        self._registry = Registry()
-        self._observations: list[Observation] = []
         self._pending: deque[PendingStep] = deque()
         self._number = first_step
         self._closed_steps = 0
-        self._sequence = 0                       # of the last observation
-        self._passing = 0                        # number of the forward pass
-        self._calls: dict[tuple[str, str], int] = {}   # of each module in the pass
-        self._entries: dict[tuple, ProbeEntry | None] = {}  # of what an observation is of
-        self._split: dict[tuple[str, str], bool] = {}  # whether the calls of a module have probes of their own
-        self._passes: dict[int, tuple[bool, bool]] = {}  # passes of the open step: model in training mode, gradients enabled
         self._trains = False                     # a closed step had a pass in training mode
         self._mark = _Mark()
         self._served = -1                        # the last pass that served another model's step
@@ -380,61 +372,11 @@ class Capture:
 
     # --- what hooks call
 
-    def guard(self, function: Callable) -> Callable:
-        """The function, but a failure ends the capture instead of the run."""
-        def guarded(*arguments) -> None:
-            self.guarded(function, *arguments)
-        return guarded
-
-    def guarded(self, function: Callable, *arguments):
-        try:
-            return function(*arguments)
-        except Exception as error:
-            self.listening = False
-            if self._stopped is None:
-                self._stopped = f"step {self._number}: {type(error).__name__}: {error}"
-                log.error("capture ends, the run goes on: %s", self._stopped, exc_info=True)
-            return None
-
-    def observe(self, name: str, kind: str, tensor: Tensor, suffix: str = "", raw: bool = True) -> Observation | None:
-        """Statistics of a tensor as it is now; None for one without elements or whose type no trace knows."""
-        if not tensor.numel() or not tensor.is_floating_point():
-            return None
-        form = self._registry.format_of(name + suffix, tensor.dtype)
-        if form is None:
-            return None
-        self._sequence += 1
-        with torch.no_grad():
-            partials = statistics.measure(tensor, self._columns)
-            keep_raw = raw and self._wants_raw(name + suffix)
-            return Observation(name, suffix, kind, form, partials, tuple(tensor.shape),
-                               tensor.detach().clone() if keep_raw else None, self._sequence, self._passing, True, True)
-
-    def keep(self, observations: list[Observation | None], shape: tuple[int, ...] | None, training: bool, gradients: bool) -> None:
-        """Makes what was observed of a forward pass part of the step. shape: they are slices of one tensor of that shape, else
-        there is one. training, gradients: what the model and autograd are set to."""
-        present = [observation for observation in observations if observation is not None]
-        if not present:
-            return
-        first = present[0]
-        if shape is not None:
-            join = torch.cat if isinstance(first.partials, Tensor) else np.concatenate
-            first.partials, first.shape, first.raw = join([observation.partials for observation in present]), shape, None
-        self._count(first, training, gradients)
-        self._observations.append(first)
-
-    def see_output(self, name: str, suffix: str, tensor: Tensor, training: bool, gradients: bool,
-                   find: Callable[[], Operator] | None = None) -> int:
-        """An output of a module, as part of the step. find: gives the operator that made it, or raises NotKnown. Returns which
-        call of the pass it is."""
-        observation = self.observe(name, "activation", tensor, suffix)
-        if observation is None:
-            return 1
-        if find is not None:
-            self.see_operator(observation, find, tensor)
-        self._count(observation, training, gradients)
-        self._observations.append(observation)
-        return observation.call
+    def _failed(self, error: Exception) -> None:
+        self.listening = False
+        if self._stopped is None:
+            self._stopped = f"step {self._number}: {type(error).__name__}: {error}"
+            log.error("capture ends, the run goes on: %s", self._stopped, exc_info=True)
 
     def see_operator(self, observation: Observation, find: Callable[[], Operator], output: Tensor | None) -> None:
         """What made an observation that is about to be counted. find: gives the operator, or raises NotKnown."""
@@ -447,29 +389,7 @@ class Capture:
             return
         observation.execution = self.operands.take(observation.name, call, observation.suffix, self._number, operator, output)
 
-    def _count(self, observation: Observation, training: bool, gradients: bool) -> None:
-        key = (observation.name, observation.suffix)
-        observation.call = self._calls[key] = self._calls.get(key, 0) + 1
-        observation.training, observation.gradients = training, gradients
-
-    def record(self, name: str, kind: str, tensor: Tensor, suffix: str = "", call: int = 1) -> None:
-        """A tensor that is no output of a module, as part of the step. call: of the module whose gradient it is."""
-        observation = self.observe(name, kind, tensor, suffix)
-        if observation is not None:
-            observation.call = call
-            self._observations.append(observation)
-
-    def begin_pass(self, training: bool, gradients: bool) -> None:
-        """The model is called, not from within itself."""
-        self._next_pass()
-        self._passes[self._passing] = (training, gradients)
-
     # --- within
-
-    def _next_pass(self) -> None:
-        """What comes now belongs to another forward pass: calls are counted anew."""
-        self._passing += 1
-        self._calls.clear()
 
     def _samples(self, number: int) -> bool:
         return number % self._every == 0 and self._stopped is None and not self._closed
@@ -587,32 +507,6 @@ class Capture:
         while self._pending and not (len(self._pending) == 1 and self._pending[0].on_device):
             self._write(self._pending.popleft())
 
-    def _resolve(self, observations: list[Observation]) -> list[ProbeEntry]:
-        """The probe of each observation. The calls of a module in one pass have probes of their own, NAME, NAME#2, ..., unless
-        there are more than MAX_CALLS when it is first seen: then they share one, and so do those that are more in a later step
-        with the last."""
-        most: dict[tuple[str, str], int] = {}
-        for observation in observations:
-            if observation.kind == "activation":
-                key = (observation.name, observation.suffix)
-                most[key] = max(most.get(key, 1), observation.call)
-        for key, calls in most.items():
-            self._split.setdefault(key, calls <= MAX_CALLS)
-        entries = []
-        for observation in observations:
-            key = (observation.name, observation.suffix, observation.kind, observation.format, observation.call)
-            if key not in self._entries:
-                call = observation.call
-                if call > 1:
-                    separate = self._split.get((observation.name, observation.suffix.removesuffix(GRADIENT)), False)
-                    call = min(call, MAX_CALLS) if separate else 1
-                numbered = f"{observation.name}#{call}" if call > 1 else observation.name
-                self._entries[key] = self._registry.find(numbered + observation.suffix, observation.kind, observation.format)
-            entries.append(self._entries[key])
-        if None in entries:  # a trace is full
-            observations[:] = [observation for observation, entry in zip(observations, entries) if entry is not None]
-        return [entry for entry in entries if entry is not None]
-
     def _close_open_step(self) -> None:
         """Writes what was seen of a step that never ended, when it was training: a pass with gradients, in the mode of the steps
         before. A pass after the last step that is validation is left out."""
@@ -650,12 +544,7 @@ class Capture:
         fetched = iter(arrays[len(step.observations):])
         series = {name: float(next(fetched)[0]) if value is None else value for name, value in step.series.items()}
         rates = [float(next(fetched)[0]) if rate is None else rate for rate in step.rates]
-        groups: dict[int, list[int]] = {}
-        for i, entry in enumerate(step.entries):
-            groups.setdefault(entry.index, []).append(i)
-        parts = [arrays[i] for members in groups.values() for i in members]
-        ends = np.cumsum([sum(len(arrays[i]) for i in members) for members in groups.values()])
-        merged = statistics.combine(np.concatenate(parts), self._columns, np.concatenate(([0], ends[:-1])))
+        groups, merged = merge(arrays, step.entries, self._columns)
         entries = [step.entries[members[0]] for members in groups.values()]
         rows = np.zeros(len(groups), self._row)
         rows["probe"] = [entry.index for entry in entries]
@@ -669,7 +558,7 @@ class Capture:
         notes = step.notes | self._moved(rates)
         bad = np.flatnonzero(rows["nonfinite"])
         is_new = self._incident is None and self._notice(step.number, [
-            (entries[g], int(rows["nonfinite"][g])) for g in sorted(bad, key=lambda g: self._first_bad(arrays, groups, entries[g]))],
+            (entries[g], int(rows["nonfinite"][g])) for g in sorted(bad, key=lambda g: first_bad(arrays, groups[entries[g].index]))],
             series, notes)
         if notes:
             self._journal.note(step.number, notes)
@@ -688,12 +577,6 @@ class Capture:
             self.operands.close_step(step.number, self.operands.rows(probes), is_new)
         if is_new:
             self._journal.sync()
-
-    @staticmethod
-    def _first_bad(arrays: list[np.ndarray], groups: Mapping[int, list[int]], entry: ProbeEntry) -> int:
-        """Which observation of a probe was the first with a non-finite element."""
-        nonfinite = statistics.CORE.index("nonfinite")
-        return next(i for i in groups[entry.index] if arrays[i][:, nonfinite].any())
 
     def _moved(self, rates: list) -> dict:
         """The note of learning rates, when one has moved by more than LR_CHANGE since the last: of several groups only."""

@@ -1,0 +1,678 @@
+"""The guard of one run: statistics to the device, modes and hints back, and the way back when a value turns non-finite."""
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from opd.capture.attention import SIDEBANDS
+from opd.capture.errors import CaptureError
+from opd.capture.hooks import COMPILED
+from opd.capture.optimizer import unwrap
+from opd.device_config import DeviceConfig
+from opd.guard.decisions import DecisionLog
+from opd.guard.device import Hints, Outcome, factory
+from opd.guard.errors import GuardError
+from opd.guard.modes import Modes, Plan
+from opd.guard.monitor import FORWARD, SCALED, Monitor, Operator, Seen
+from opd.guard.ring import Light, Ring, State, Subject, all_finite, bytes_of_budget, kept, tensors_of_batches
+from opd.registers import Cause, Mode
+
+log = logging.getLogger("opd.guard")
+
+ATTEMPTS = 4        # of one step: as it is, the first operator in SAFE, all that are non-finite, everything; then it is dropped
+DROPS = 3           # steps dropped in a row: then the parameters are to blame, and the oldest state is restored
+RATE_CHANGE = 1.25  # factor by which a learning rate has to move to be announced to the device (docs/metrics.md)
+RING_EVERY = 16
+
+
+@dataclass
+class _Verdict:
+    """What is wrong with the open step. what: "loss", "output", "gradient", "parameter" or "backward"; bad: operators, the first one
+    first."""
+    what: str
+    bad: list[Operator]
+
+
+class Guard:
+    """Guards a training run; a context manager. opd.guard(...) makes one.
+
+    model       a module
+    optimizer   a torch optimizer or a list of them
+    scaler      the GradScaler of the run
+    device      "cpu": the reference of the device; or a function (number of operators) -> device
+    probes      groups and patterns of opd.capture: what is watched
+    modes       whether the modules follow the modes of their operators
+    hints       whether loss scale, clip threshold and learning rate follow the device's hints
+    ring        budget of the states to go back to, in bytes or as "256MiB"; 0: none
+    ring_every  steps between two of them
+    every       looks at every n-th step only, and at every step that is tried again; losses and gradients are always looked at
+    config      fields of the device's configuration that are not at their reset value, or a DeviceConfig
+    log         file that gets the decisions, one JSON object a line
+    path        folder where the states are written as well, so that they survive a kill; resume() takes the newest
+    clip        norm that the gradients are clipped to
+    extra       objects with state_dict and load_state_dict that belong to the run's state, such as a scheduler
+    sideband    logits of fused attention: "logits" (recomputed), "full" (softmax as well) or "off"
+    compiled    inside code of torch.compile: "skip" leaves it alone, "split" cuts it at every probe
+    first_step  number of the first step
+
+    Raises GuardError, or CaptureError for probes, for arguments that cannot work. Once the run is on its way nothing is raised into it:
+    a guard that fails detaches, says so once, and the run goes on.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], *, scaler=None, device: str | Callable = "cpu",
+                 probes: str | Iterable[str] = "key,output", modes: bool = True, hints: bool = True, ring: str | int = "256MiB",
+                 ring_every: int = RING_EVERY, every: int = 1, config: Mapping[str, float] | DeviceConfig | None = None,
+                 log: str | os.PathLike | None = None, path: str | os.PathLike | None = None, clip: float | None = None,
+                 extra: Iterable = (), sideband: str = "logits", compiled: str = "skip", first_step: int = 0):
+        if not isinstance(model, nn.Module):
+            raise GuardError(f"model: {type(model).__name__} is not a torch.nn.Module; pass the model")
+        if isinstance(model, nn.DataParallel) or _processes() > 1:
+            raise GuardError("model: a run of several processes or threads, whose modes would differ; guard runs of one process")
+        for name, value, smallest in (("every", every, 1), ("ring_every", ring_every, 1), ("first_step", first_step, 0)):
+            if type(value) is not int or value < smallest:
+                raise GuardError(f"{name}: {value!r} is not a whole number from {smallest} on; correct it")
+        for name, value, choices in (("compiled", compiled, COMPILED), ("sideband", sideband, SIDEBANDS)):
+            if value not in choices:
+                raise GuardError(f"{name}: {value!r} is unknown; use one of {', '.join(choices)}")
+        if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
+            raise GuardError(f"clip: {clip!r} is no norm; give a number above 0")
+        extra = list(extra)
+        for item in extra:
+            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
+                raise GuardError(f"extra: {type(item).__name__} has no state_dict and load_state_dict; leave it out")
+        self._optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        try:
+            plain = [unwrap(item) for item in self._optimizers]
+        except CaptureError as error:
+            raise GuardError(str(error)) from None
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._make_device = factory(device, config)
+        self._device = None
+        self._follows, self._follows_hints, self._every, self._clip = modes, hints, every, clip
+        self._ring_every = ring_every
+        self._subject = Subject(model, plain, self._scaler, extra)
+        self._ring = Ring(bytes_of_budget(ring), None if path is None else Path(path))
+        self._log = DecisionLog(log)
+        self._monitor = Monitor(model, plain, probes, sideband, compiled, self._fail)
+        self._modes = Modes(self._monitor.modules, self._monitor.compiled, self._monitor.own_type, self._fail)
+        self._step = first_step
+        self._attempt = 0                       # of the open step
+        self._informed = 0                      # those in which it was looked at
+        self._drops = 0                         # steps dropped in a row
+        self._went_back = False                 # to the oldest state, since the last clean step
+        self._why: str | None = None            # it is detached
+        self._is_open = False
+        self._is_off = False                    # the hooks are gone
+        self._uses_batches = False
+        self._is_due = False                    # a state is to be taken before the next step begins
+        self._losses: list[float] = []          # of the open step
+        self._backward_error: str | None = None
+        self._open_batches: list = []
+        self._again: deque = deque()            # batches that are to be yielded again
+        self._light: Light | None = None
+        self._hints = Hints()
+        self._scale_factor = 1.0                # what the loss scale was multiplied by
+        self._in_force: np.ndarray = np.zeros(0, np.uint8)  # mode of every operator
+        self._lr: list[float] = []
+        self._last_state: int | None = None
+        self._counts: Counter[str] = Counter()
+        self._over: set[str] = set()            # operators that the device has no place for
+
+    # --- what the user calls
+
+    def __enter__(self) -> Guard:
+        self._is_open = True
+        self._monitor.listening = self._listens()
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes the guard off. A second call does nothing."""
+        if not self._is_open:
+            return
+        self._guarded(self._note_carried)
+        self._is_open = False
+        self._take_off()
+        self._log.close()
+
+    def batches(self, loader: Iterable) -> Iterator:
+        """The batches of the loader; after a roll-back the lost ones again, before the next one."""
+        source = iter(loader)
+        self._uses_batches = True
+        while True:
+            self._guarded(self._settle)
+            if self._again:
+                batch = self._again.popleft()
+            else:
+                try:
+                    batch = next(source)
+                except StopIteration:
+                    return
+            self._guarded(self._begin)
+            self._guarded(self._begin_batch, batch)
+            yield kept(batch)
+            if not self._is_on:
+                self._open_batches.clear()
+
+    def backward(self, loss: Tensor) -> None:
+        """One micro-batch's backward, with the loss scale. A loss that is not finite gets none."""
+        if not self._is_on:
+            return self._plain_backward(loss)
+        self._guarded(self._begin)
+        self._losses.append(float(loss.detach()))
+        if not math.isfinite(self._losses[-1]):
+            return None
+        try:
+            self._plain_backward(loss)
+        except Exception as error:
+            if not self._modes.plans:  # not ours
+                raise
+            self._backward_error = f"{type(error).__name__}: {error}"
+        return None
+
+    def step(self, loss: Tensor | None = None) -> bool:
+        """Ends a training step: backward of the loss if one is given, then, if all is well, the optimizer's step. Returns whether the
+        optimizer has stepped; a scheduler should step only then."""
+        if loss is not None:
+            self.backward(loss)
+        if not self._is_on:
+            return self._plain_step()
+        self._guarded(self._begin)
+        verdict = self._guarded(self._judge)
+        if self._backward_error is not None:
+            self._fail(RuntimeError(f"backward in other modes: {self._backward_error}"))
+        if not self._is_on:
+            if self._losses and not all(map(math.isfinite, self._losses)) or self._backward_error is not None:
+                self._zero_grad()
+                return False
+            return self._plain_step()
+        if isinstance(verdict[0], _Verdict):
+            self._guarded(self._recover, *verdict)
+            self._zero_grad()
+            return False
+        has_stepped = self._optimizer_step()
+        stays = self._guarded(self._end_step, verdict[1], has_stepped)
+        return has_stepped and stays is not False
+
+    def resume(self) -> int | None:
+        """Restores the newest state in the folder `path`, which an earlier run has left; returns the number of the step that comes
+        next, None where there is no state. Call it before the first step."""
+        if self._ring._folder is None:
+            raise GuardError("resume: the guard has no folder; give one as path")
+        state = self._ring.load()
+        if state is None:
+            return None
+        try:
+            self._subject.put(state)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise GuardError(f"resume: the state after step {state.step} is of another model or optimizer ({error}); build the same, or give "
+                             "another path") from None
+        self._step = state.step + 1
+        self._scale_factor = state.scale_factor
+        self._log.note("resumed", self._step, to=state.step)
+        if self._room():
+            self._ring.take_up(state)
+            self._last_state = state.step
+        return self._step
+
+    @property
+    def step_number(self) -> int:
+        """Number of the step that is open; it goes back with a roll-back."""
+        return self._step
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it still guards."""
+        return self._is_open and self._why is None
+
+    @property
+    def decisions(self) -> list[dict]:
+        """What is in the log, so far."""
+        return self._log.decisions
+
+    def modes(self) -> dict[str, str]:
+        """Operators that are not in FAST, and their modes."""
+        return {operator.name: Mode(int(self._in_force[operator.op])).name for operator in self._monitor.operators
+                if operator.op < len(self._in_force) and self._in_force[operator.op]}
+
+    def summary(self) -> dict:
+        """Counts of the run so far."""
+        executions = self._counts["executions"]
+        return {"steps": self._counts["steps"], "skipped_by_scaler": self._counts["skipped_by_scaler"], "stopped": self._counts["stopped"],
+                "retries": self._counts["retries"], "roll_backs": self._counts["roll_backs"],
+                "steps_rolled_back": self._counts["steps_rolled_back"], "dropped": self._counts["dropped"],
+                "mode_changes": self._counts["mode_changes"], "operators": len(self._monitor.operators),
+                "outside_fast": self._counts["outside_fast"] / executions if executions else 0.0,
+                "carried": sum(self._modes.carried.values()) + self._counts["carried"], "ring_states": self._ring.steps,
+                "ring_bytes": self._ring.bytes, "detached": self._why}
+
+    # --- failing
+
+    @property
+    def _is_on(self) -> bool:
+        """Asked between two calls of the model."""
+        if self._why is not None:
+            self._take_off()
+        return self._is_open and self._why is None
+
+    def _guarded(self, function: Callable, *arguments):
+        if self._why is not None:
+            return None
+        try:
+            return function(*arguments)
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    def _fail(self, error: Exception) -> None:
+        if self._why is None:
+            self._detach(f"{type(error).__name__}: {error}", error)
+
+    def _detach(self, why: str, error: Exception | None = None) -> None:
+        self._why = f"step {self._step}: {why}"
+        self._modes.is_passive = True
+        self._monitor.listening = False
+        log.error("the guard ends, the run goes on without it: %s", self._why, exc_info=error)
+        try:
+            self._log.note("detached", self._step, why=why)
+        except Exception:  # a full disk: it is on the terminal
+            pass
+
+    def _take_off(self) -> None:
+        """Removes the hooks; never while a module runs, whose function modes they have to end."""
+        if self._is_off:
+            return
+        self._is_off = True
+        for part in (self._modes, self._monitor):
+            try:
+                part.remove()
+            except Exception:
+                log.debug("a hook could not be removed", exc_info=True)
+        try:
+            self._scale_by(Hints())
+            if self._device is not None:
+                self._device.close()
+        except Exception:
+            log.debug("the device could not be closed", exc_info=True)
+        self._device = None
+
+    # --- the parts of a step
+
+    def _begin(self) -> None:
+        """Before the first step."""
+        if self._light is not None:
+            return
+        self._light = self._subject.light()
+        self._lr = self._rates()
+        if self._last_state is None and self._room():
+            self._take_state(self._step - 1)
+
+    def _settle(self) -> None:
+        """Between two steps, when the script has done what it does behind a step, such as moving its learning rate."""
+        if self._light is None or self._open_batches or self._attempt:
+            return
+        if self._is_due and self._room() and self._subject.is_finite(with_optimizer=True):
+            self._take_state(self._step - 1)
+        self._is_due = False
+        self._light = self._subject.light()
+
+    def _begin_batch(self, batch) -> None:
+        if not self._open_batches and self._light is not None:
+            self._light.random = type(self._light.random).now()
+        self._open_batches.append(kept(batch))
+
+    def _listens(self) -> bool:
+        return self.is_attached and (self._step % self._every == 0 or self._attempt > 0)
+
+    def _plain_backward(self, loss: Tensor) -> None:
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+
+    def _plain_step(self) -> bool:
+        """As the script would have done it."""
+        if self._clip is not None:
+            self._clip_to(self._clip)
+        before = self._scaler.get_scale() if self._scaler is not None else 0.0
+        for optimizer in self._optimizers:
+            optimizer.step() if self._scaler is None else self._scaler.step(optimizer)
+        if self._scaler is not None:
+            self._scaler.update()
+            return self._scaler.get_scale() >= before
+        return True
+
+    def _clip_to(self, norm: float) -> None:
+        for optimizer in self._optimizers:
+            if self._scaler is not None:
+                self._scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_([p for o in self._subject.optimizers for g in o.param_groups for p in g["params"]], norm)
+
+    def _optimizer_step(self) -> bool:
+        """The optimizer's step under the hints in force, which are taken back behind it."""
+        hints = self._hints if self._follows_hints else Hints()
+        own_clip = self._clip
+        groups = [group for optimizer in self._subject.optimizers for group in optimizer.param_groups]
+        rates = [group.get("lr") for group in groups]
+        try:
+            if own_clip is not None:
+                self._clip = own_clip * 2.0**hints.clip_shift
+            if hints.learning_rate_factor != 1.0:
+                for group, rate in zip(groups, rates):
+                    if rate is not None:
+                        group["lr"] = rate * hints.learning_rate_factor
+            return self._plain_step()
+        finally:
+            self._clip = own_clip
+            if hints.learning_rate_factor != 1.0:
+                for group, rate in zip(groups, rates):
+                    if rate is not None:
+                        group["lr"] = rate
+
+    def _zero_grad(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        self._losses.clear()
+        self._backward_error = None
+
+    def _judge(self) -> tuple[_Verdict | None, Seen]:
+        """Whether the step may reach the parameters; what was seen of it."""
+        seen = self._monitor.take()
+        outputs = [seen.operators[i] for i in seen.bad((FORWARD,))]
+        loss_is_finite = all(map(math.isfinite, self._losses))
+        if outputs and loss_is_finite and self._backward_error is None:
+            outputs = self._without_ordinary(seen, outputs)
+        if outputs:
+            return _Verdict("output", outputs), seen
+        if not loss_is_finite:
+            return _Verdict("loss", []), seen
+        if self._backward_error is not None:
+            return _Verdict("backward", []), seen
+        if self._scaler is None or self._scaler.get_scale() <= 1.0:  # else an overflow is the scaler's, and ordinary
+            if not self._has_finite_gradients():
+                return _Verdict("gradient", [seen.operators[i] for i in seen.bad(SCALED)]), seen
+        return None, seen
+
+    def _without_ordinary(self, seen: Seen, outputs: list[Operator]) -> list[Operator]:
+        """Outputs that hold Inf or NaN in SAFE as well, while loss and gradients are finite, are made that way: a mask. The device does
+        not judge them, and they go back to FAST."""
+        made = [operator for operator in outputs if operator.op < len(self._in_force) and self._in_force[operator.op] == Mode.SAFE]
+        if not made or not self._has_finite_gradients():
+            return outputs
+        for operator in made:
+            operator.is_ordinary = True
+            self._device.set_operator(operator.op, mode=int(Mode.FAST), disabled=True)
+            self._in_force[operator.op] = Mode.FAST
+        self._apply_modes()
+        self._log.note("ordinary", self._step, operators=[operator.name for operator in made])
+        return [operator for operator in outputs if operator not in made]
+
+    def _has_finite_gradients(self) -> bool:
+        return all_finite([p.grad for o in self._subject.optimizers for g in o.param_groups for p in g["params"] if p.grad is not None])
+
+    def _end_step(self, seen: Seen, has_stepped: bool) -> bool:
+        """A step that went through. Returns whether it stays: its parameters are finite."""
+        listened = self._monitor.listening
+        scale_log2 = self._scale_log2()
+        if listened and has_stepped:
+            parameters = self._monitor.take_parameters()
+            bad = parameters.bad(("weight", "optimizer"))
+            if bad:
+                operators = [parameters.operators[i] for i in bad]
+                self._recover(_Verdict("parameter", operators), seen)
+                self._zero_grad()
+                return False
+        if listened:
+            self._feed(seen + parameters if has_stepped else seen, scale_log2)
+        self._counts["steps"] += 1
+        self._counts["skipped_by_scaler"] += not has_stepped
+        self._ring.add_batches(self._open_batches)
+        self._open_batches = []
+        self._losses.clear()
+        self._attempt = self._informed = self._drops = 0
+        self._went_back = False
+        self._is_due = self._last_state is None or self._step - self._last_state >= self._ring_every or self._ring.is_full
+        self._step += 1
+        self._announce_rates()
+        if not self._uses_batches:
+            self._settle()
+        self._monitor.listening = self._listens()
+        return True
+
+    def _take_state(self, step: int) -> None:
+        state = self._subject.take(step)
+        state.scale_factor = self._scale_factor
+        self._ring.add(state)
+        self._last_state = step
+
+    def _room(self) -> bool:
+        refused = self._ring.refused
+        fits = self._ring.fits(self._subject)
+        if not fits and refused is None:
+            log.warning("%s", self._ring.refused)
+            self._log.note("no_ring", self._step, why=self._ring.refused)
+        return fits
+
+    # --- the device
+
+    def _scale_log2(self) -> int:
+        """Of the loss scale of this step."""
+        if self._scaler is None:
+            return 0
+        scale = self._scaler.get_scale()
+        return int(min(127, max(-128, round(math.log2(scale))))) if 0 < scale < math.inf else 0
+
+    def _feed(self, seen: Seen, scale_log2: int, last: Operator | None = None) -> Outcome | None:
+        """Completions of a step to the device, up to that of one operator if it is given, and what follows from them."""
+        taken = []
+        stop = seen.operators.index(last) + 1 if last in seen.operators else len(seen.operators)
+        for i, operator in enumerate(seen.operators[:stop]):
+            if seen.nonfinite[i] and (operator.is_ordinary or (operator.kind in SCALED and self._scaler is not None)):
+                continue  # made that way, or the scaler's
+            taken.append(i)
+        if not taken:
+            return None
+        if self._device is None:
+            self._open_device(len(self._monitor.operators))
+        places = [i for i in taken if seen.operators[i].op < len(self._in_force)]
+        left = {seen.operators[i].name for i in taken} - {seen.operators[i].name for i in places} - self._over
+        if left:
+            self._over |= left
+            log.warning("%d operators were seen too late to be watched: %s", len(left), ", ".join(sorted(left)[:5]))
+        if not places:
+            return None
+        operators = [seen.operators[i] for i in places]
+        outcome = self._device.step(
+            self._step & 0xFFFFFFFF, np.array([operator.op for operator in operators], np.uint16), seen.format[places],
+            seen.max_mag()[places], seen.elements[places], seen.nonfinite[places], np.zeros(len(places), np.uint32),
+            np.array([scale_log2 if operator.kind in SCALED else 0 for operator in operators], np.int8))
+        self._counts["executions"] += len(places)
+        self._counts["outside_fast"] += int(np.count_nonzero(self._in_force[[operator.op for operator in operators]]))
+        self._follow(outcome)
+        return outcome
+
+    def _open_device(self, operators: int) -> None:
+        places = 16
+        while places < 2 * operators:
+            places *= 2
+        places = min(places, 65536)
+        self._device = self._make_device(places)
+        self._in_force = np.zeros(places, np.uint8)
+
+    def _follow(self, outcome: Outcome) -> None:
+        names = self._monitor.operators
+        for event in outcome.events:
+            if event.old_mode != event.new_mode:
+                self._counts["mode_changes"] += 1
+                self._log.note("mode", self._step, operator=names[event.op].name, old=Mode(event.old_mode).name,
+                               new=Mode(event.new_mode).name, cause=Cause(event.cause).name, risk=int(event.risk))
+        self._in_force = np.array(outcome.modes, np.uint8)
+        self._apply_modes()
+        if outcome.hints != self._hints:
+            self._log.note("hints", self._step, loss_scale_shift=int(outcome.hints.loss_scale_shift),
+                           clip_shift=int(outcome.hints.clip_shift), learning_rate_factor=float(outcome.hints.learning_rate_factor))
+            self._hints = outcome.hints
+            if self._follows_hints:
+                self._scale_by(outcome.hints)
+
+    def _scale_by(self, hints: Hints) -> None:
+        """The loss scale under a hint, 1 at least; it replaces the hint before."""
+        if self._scaler is None or getattr(self._scaler, "_scale", None) is None:
+            return
+        own = self._scaler.get_scale() / self._scale_factor
+        factor = max(2.0**hints.loss_scale_shift, min(1.0, 1.0 / own))
+        if factor != self._scale_factor:
+            self._scaler.update(own * factor)
+            self._scale_factor = factor
+
+    def _apply_modes(self) -> None:
+        if not self._follows:
+            return
+        levels: dict[str, dict[str, Mode]] = {}
+        for operator in self._monitor.operators:
+            if operator.module and operator.op < len(self._in_force) and self._in_force[operator.op]:
+                parts = levels.setdefault(operator.module, {})
+                parts[operator.part] = max(parts.get(operator.part, Mode.FAST), Mode(int(self._in_force[operator.op])))
+        self._note_carried()
+        self._modes.apply({name: Plan(**parts) for name, parts in levels.items()})
+
+    def _note_carried(self) -> None:
+        for name, calls in self._modes.carried.items():
+            self._log.note("carried", self._step, module=name, calls=calls)
+            self._counts["carried"] += calls
+        self._modes.carried.clear()
+
+    def _rates(self) -> list[float]:
+        return [float(group["lr"]) for optimizer in self._subject.optimizers for group in optimizer.param_groups if "lr" in group]
+
+    def _announce_rates(self) -> None:
+        rates = self._rates()
+        if len(rates) == len(self._lr) and any(new > RATE_CHANGE * old or new * RATE_CHANGE < old for old, new in zip(self._lr, rates)):
+            if self._device is not None:
+                self._device.announce_learning_rate(self._step & 0xFFFFFFFF)
+        self._lr = rates
+
+    # --- the way back
+
+    def _recover(self, verdict: _Verdict, seen: Seen) -> None:
+        self._attempt += 1
+        self._counts["stopped"] += 1
+        first = verdict.bad[0] if verdict.bad else None
+        is_corrupt = verdict.what == "parameter" or not self._subject.is_finite()
+        was_seen = self._monitor.listening
+        outcome = None
+        if was_seen and not is_corrupt:  # what came after the first non-finite one says nothing of itself
+            outcome = self._feed(seen, self._scale_log2(), first)
+        self._log.note("stopped", self._step, what=verdict.what, operator=None if first is None else first.name, attempt=self._attempt,
+                       escalate=outcome is not None and bool(outcome.escalate))
+        if self._attempt == 1:
+            log.warning("step %d: %s%s is not finite; the step does not reach the parameters", self._step, verdict.what,
+                        "" if first is None else f" of {first.name}")
+        if is_corrupt:
+            self._roll_back(self._ring.newest, "the parameters are not finite")
+            return
+        self._informed += was_seen
+        if not all_finite(tensors_of_batches(self._open_batches)):
+            self._drop("the batch itself is not finite")
+            return
+        if not self._follows or self._informed >= ATTEMPTS:
+            self._drop(f"{verdict.what} is not finite{' in any mode' if self._follows else ''}")
+            return
+        if self._informed and not self._to_safe(verdict):
+            self._drop(f"{verdict.what} is not finite{' in any mode' if self._monitor.operators else ''}")
+            return
+        batches, self._open_batches = self._open_batches, []
+        self._again.extendleft(reversed(batches))
+        self._counts["retries"] += 1
+        self._log.note("retry", self._step, batches=len(batches), safe=sorted(self._safe()))
+        if self._light is not None:
+            self._subject.put_light(self._light)
+        self._next_try()
+
+    def _next_try(self) -> None:
+        self._monitor.drop()
+        self._monitor.listening = self._listens()
+
+    def _safe(self) -> list[str]:
+        return [name for name, mode in self.modes().items() if mode == Mode.SAFE.name]
+
+    def _to_safe(self, verdict: _Verdict) -> bool:
+        """The operator that was non-finite first, at the next attempt all that were, then all: to SAFE. What is there already leads to
+        the next stage. Returns whether any was not."""
+        found = [operator for operator in verdict.bad if operator.module]
+        everything = [operator for operator in self._monitor.operators if operator.module and not operator.is_ordinary]
+        if self._device is None and everything:
+            self._open_device(len(self._monitor.operators))
+        for stage in range(self._informed, ATTEMPTS):
+            chosen = found[:1] if stage == 1 else found if stage == 2 else everything
+            chosen = [operator for operator in chosen if operator.op < len(self._in_force) and self._in_force[operator.op] != Mode.SAFE]
+            if chosen:
+                break
+        for operator in chosen:
+            self._device.set_operator(operator.op, mode=int(Mode.SAFE))
+            self._counts["mode_changes"] += 1
+            self._log.note("mode", self._step, operator=operator.name, old=Mode(int(self._in_force[operator.op])).name,
+                           new=Mode.SAFE.name, cause="RECOVERY", risk=255)
+            self._in_force[operator.op] = Mode.SAFE
+        self._informed = max(self._informed, stage)
+        self._apply_modes()
+        return bool(chosen)
+
+    def _drop(self, why: str) -> None:
+        """The step's batches are given up; too many in a row, and the parameters are to blame."""
+        self._drops += 1
+        self._counts["dropped"] += 1
+        self._log.note("dropped", self._step, batches=len(self._open_batches), why=why)
+        self._open_batches = []
+        if self._light is not None:
+            random = type(self._light.random).now()
+            self._subject.put_light(self._light)
+            random.restore()
+        self._attempt = self._informed = 0
+        if self._drops >= DROPS:
+            if self._went_back:
+                self._detach(f"{self._drops} steps in a row are not finite, from the oldest state on as well")
+                return
+            self._drops, self._went_back = 0, True
+            self._roll_back(self._ring.oldest, f"{DROPS} steps in a row are not finite in any mode")
+            return
+        self._next_try()
+
+    def _roll_back(self, state: State | None, why: str) -> None:
+        if state is None:
+            self._detach(f"{why}, and there is no state to go back to ({self._ring.refused or 'none was taken'})")
+            return
+        lost = [batch for step in self._ring.since(state) for batch in step] + self._open_batches
+        self._open_batches = []
+        self._again.extendleft(reversed(lost))
+        self._subject.put(state)
+        self._ring.back_to(state)
+        self._counts["roll_backs"] += 1
+        self._counts["steps_rolled_back"] += self._step - state.step - 1
+        self._log.note("roll_back", self._step, to=state.step, batches=len(lost), why=why)
+        log.warning("step %d: %s; back to the state after step %d", self._step, why, state.step)
+        self._scale_factor = state.scale_factor
+        if self._follows_hints:
+            self._scale_by(self._hints)
+        self._step = state.step + 1
+        self._last_state = state.step
+        self._attempt = self._informed = 0
+        self._light = self._subject.light()
+        self._next_try()
+
+
+def _processes() -> int:
+    """Number of processes of the run."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    number = os.environ.get("WORLD_SIZE", "1")
+    return int(number) if number.isdigit() else 1
