@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ROOT / "sw_reference" / "python"
 
 from opd.capture import Capture, CaptureError, merge  # noqa: E402
-from opd.capture import cli  # noqa: E402
+from opd.capture import cli, collectives  # noqa: E402
 from opd.trace import Trace  # noqa: E402
 from test_capture import Gpt, hooks_of, names, probe, train  # noqa: E402
 from torch import nn  # noqa: E402
@@ -389,3 +391,15 @@ def test_trainer_of_lightning(tmp_path):
         run([CaptureCallback(tmp_path / "failed.safetensors")], fail_at=4)
     failed = Trace.read(tmp_path / "failed.safetensors")
     assert failed.step.tolist() == [0, 1, 2] and failed.manifest["unfinished_step"] == 2
+
+
+def test_a_dead_weak_proxy_is_no_wrapper(monkeypatch):
+    """The search for the wrapper goes through every object; one may be a proxy of an object that is gone."""
+    monkeypatch.setattr(collectives.dist, "is_initialized", lambda: True)
+    model = torch.nn.Linear(2, 2)
+    other = torch.nn.Linear(2, 2)
+    proxy = weakref.proxy(other)
+    del other
+    gc.collect()
+    assert collectives.find_wrapper(model) is None
+    assert proxy is not None

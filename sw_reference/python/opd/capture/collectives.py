@@ -26,7 +26,8 @@ def find_wrapper(model: nn.Module) -> nn.Module | None:
         return model
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    return next((item for item in gc.get_objects() if isinstance(item, wrapper) and item.module is model), None)
+    # By type: isinstance asks a weak proxy for its class, and that of a proxy whose object is gone raises.
+    return next((item for item in gc.get_objects() if issubclass(type(item), wrapper) and item.module is model), None)
 
 
 class Collectives:
