@@ -489,6 +489,7 @@ void run_block(const Kernel& kernel, std::uint32_t index, std::uint32_t grid, st
                         .ctaid = index,
                         .nctaid = grid,
                         .parameters = parameters.data(),
+                        .parameter_bytes = kernel.parameter_bytes,
                         .block = &block};
     start(fibers[t], t);
   }
@@ -667,6 +668,31 @@ std::byte* writable(Thread& thread, Space space, std::uint64_t address, unsigned
   if (settings.races && !strong) note_global(thread, address, bytes, true, line);
   std::memset(&memory().state(address), kAllocated | kWritten, bytes);
   return reinterpret_cast<std::byte*>(address);
+}
+
+std::size_t local_place(const Thread& thread, std::uint64_t address, unsigned bytes, bool* written,
+                        std::size_t size, bool store, unsigned line) {
+  const std::uint64_t at = address - kLocalAddress;
+  if (at > size || bytes > size - at)
+    fault(&thread, line, "local memory: outside it" + place(address, bytes));
+  if (at % bytes != 0)
+    fault(&thread, line, "local memory: address not aligned" + place(address, bytes));
+  for (unsigned k = 0; k < bytes; ++k) {
+    if (store) written[at + k] = true;
+    if (!written[at + k])
+      fault(&thread, line, "local memory: read before it was written" + place(address + k, 1));
+  }
+  return at;
+}
+
+std::size_t parameter_place(const Thread& thread, std::uint64_t address, unsigned bytes,
+                            unsigned line) {
+  const std::uint64_t at = address - kParameterAddress;
+  if (at > thread.parameter_bytes || bytes > thread.parameter_bytes - at)
+    fault(&thread, line, "load: outside the parameters" + place(address, bytes));
+  if (at % bytes != 0)
+    fault(&thread, line, "load: parameter address not aligned" + place(address, bytes));
+  return at;
 }
 
 void barrier(Thread&, unsigned line) {

@@ -28,6 +28,7 @@ struct Block;
 struct Thread {
   std::uint32_t tid = 0, ntid = 0, ctaid = 0, nctaid = 0;
   const std::byte* parameters = nullptr;
+  std::uint32_t parameter_bytes = 0;
   Block* block = nullptr;
 
   std::uint32_t lane() const { return tid % kWarpSize; }
@@ -108,11 +109,51 @@ void store(Thread& thread, std::uint64_t address, const Vector<T, kCount>& vecto
   std::memcpy(writable(thread, kSpace, address, sizeof vector, strong, line), &vector,
               sizeof vector);
 }
+/// A thread's own memory, at addresses of its own that are no global ones.
+inline constexpr std::uint64_t kLocalAddress = 0x10000;
+template <std::size_t kBytes>
+struct Local {
+  alignas(16) std::byte bytes[kBytes];
+  bool written[kBytes] = {};
+};
+
+/// Checks an access to local memory and gives the place in it. written: of every byte; a store sets it.
+std::size_t local_place(const Thread& thread, std::uint64_t address, unsigned bytes, bool* written,
+                        std::size_t size, bool store, unsigned line);
+
+template <class T, unsigned kCount, std::size_t kBytes>
+Vector<T, kCount> load_local(const Thread& thread, Local<kBytes>& local, std::uint64_t address,
+                             unsigned line) {
+  Vector<T, kCount> vector;
+  const std::size_t at =
+      local_place(thread, address, sizeof vector, local.written, kBytes, false, line);
+  std::memcpy(&vector, local.bytes + at, sizeof vector);
+  return vector;
+}
+template <class T, unsigned kCount, std::size_t kBytes>
+void store_local(const Thread& thread, Local<kBytes>& local, std::uint64_t address,
+                 const Vector<T, kCount>& vector, unsigned line) {
+  const std::size_t at =
+      local_place(thread, address, sizeof vector, local.written, kBytes, true, line);
+  std::memcpy(local.bytes + at, &vector, sizeof vector);
+}
+
 template <class T>
 T parameter(const Thread& thread, unsigned offset) {
   T value;
   std::memcpy(&value, thread.parameters + offset, sizeof value);
   return value;
+}
+/// Where a kernel computes an address of a parameter: at addresses of their own too.
+inline constexpr std::uint64_t kParameterAddress = 0x8000;
+std::size_t parameter_place(const Thread& thread, std::uint64_t address, unsigned bytes,
+                            unsigned line);
+template <class T, unsigned kCount>
+Vector<T, kCount> load_parameter(const Thread& thread, std::uint64_t address, unsigned line) {
+  Vector<T, kCount> vector;
+  std::memcpy(&vector, thread.parameters + parameter_place(thread, address, sizeof vector, line),
+              sizeof vector);
+  return vector;
 }
 
 enum class WarpOperation {
@@ -141,5 +182,12 @@ void pause(Thread& thread, unsigned line);
 
 /// Ends the process with kFaultStatus. thread: null outside a kernel.
 [[noreturn]] void fault(const Thread* thread, unsigned line, const std::string& what);
+
+/// Of integers: PTX leaves open what 0 gives.
+template <class T>
+T divisor(const Thread& thread, T value, unsigned line) {
+  if (value == 0) fault(&thread, line, "division by 0");
+  return value;
+}
 
 }  // namespace opd::ptx

@@ -3,7 +3,8 @@
 // argument says how it reads them.
 //
 //   source : NVIDIA, PTX ISA 9.0, sections "Integer Arithmetic" to "Data Movement and Conversion"
-//   exact  : binary32 rounds once, to nearest even, subnormals stay; a result that is no number is 7FFFFFFF
+//   exact  : binary32 and binary64 round once, to nearest even, subnormals stay; a result that is no number is 7FFFFFFF in
+//            binary32 and 7FFFFFFFFFFFFFFF in binary64
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -22,9 +23,9 @@ using Bits = std::conditional_t<
 /// The value of a register's low bits.
 template <class T, class Register>
 T value_of(Register bits) {
-  if constexpr (std::is_same_v<T, float>) {
-    static_assert(sizeof(Register) == sizeof(float));
-    return std::bit_cast<float>(bits);
+  if constexpr (std::is_floating_point_v<T>) {
+    static_assert(sizeof(Register) == sizeof(T));
+    return std::bit_cast<T>(bits);
   } else {
     return static_cast<T>(bits);
   }
@@ -32,8 +33,9 @@ T value_of(Register bits) {
 
 template <class T>
 Bits<T> bits_of(T value) {
-  if constexpr (std::is_same_v<T, float>) {
-    return std::isnan(value) ? 0x7FFFFFFFu : std::bit_cast<std::uint32_t>(value);
+  if constexpr (std::is_floating_point_v<T>) {
+    return std::isnan(value) ? static_cast<Bits<T>>(~Bits<T>{0} >> 1)
+                             : std::bit_cast<Bits<T>>(value);
   } else {
     return static_cast<Bits<T>>(value);
   }
@@ -42,17 +44,17 @@ Bits<T> bits_of(T value) {
 // Integers wrap: they are computed without a sign, in 64 bits.
 template <class T>
 Bits<T> add(Bits<T> a, Bits<T> b) {
-  if constexpr (std::is_same_v<T, float>) return bits_of(value_of<T>(a) + value_of<T>(b));
+  if constexpr (std::is_floating_point_v<T>) return bits_of(value_of<T>(a) + value_of<T>(b));
   return static_cast<Bits<T>>(std::uint64_t{a} + b);
 }
 template <class T>
 Bits<T> sub(Bits<T> a, Bits<T> b) {
-  if constexpr (std::is_same_v<T, float>) return bits_of(value_of<T>(a) - value_of<T>(b));
+  if constexpr (std::is_floating_point_v<T>) return bits_of(value_of<T>(a) - value_of<T>(b));
   return static_cast<Bits<T>>(std::uint64_t{a} - b);
 }
 template <class T>
 Bits<T> mul(Bits<T> a, Bits<T> b) {
-  if constexpr (std::is_same_v<T, float>) return bits_of(value_of<T>(a) * value_of<T>(b));
+  if constexpr (std::is_floating_point_v<T>) return bits_of(value_of<T>(a) * value_of<T>(b));
   return static_cast<Bits<T>>(std::uint64_t{a} * b);
 }
 template <class T>
@@ -68,8 +70,30 @@ Bits<T> mad(Bits<T> a, Bits<T> b, Bits<T> c) {
 }
 template <class T>
 Bits<T> neg(Bits<T> a) {
-  if constexpr (std::is_same_v<T, float>) return a ^ 0x80000000u;
+  if constexpr (std::is_floating_point_v<T>) return a ^ Bits<T>{1} << (8 * sizeof(T) - 1);
   return static_cast<Bits<T>>(0 - std::uint64_t{a});
+}
+
+/// Integers: b is not 0.
+template <class T>
+Bits<T> div(Bits<T> a, Bits<T> b) {
+  return bits_of(static_cast<T>(value_of<T>(a) / value_of<T>(b)));
+}
+template <class T>
+T rem(T a, T b) {
+  return static_cast<T>(a % b);
+}
+template <class T>
+Bits<T> fma(Bits<T> a, Bits<T> b, Bits<T> c) {
+  return bits_of(std::fma(value_of<T>(a), value_of<T>(b), value_of<T>(c)));
+}
+template <class T>
+Bits<T> rcp(Bits<T> a) {
+  return bits_of(T{1} / value_of<T>(a));
+}
+template <class T>
+Bits<T> sqrt(Bits<T> a) {
+  return bits_of(std::sqrt(value_of<T>(a)));
 }
 
 /// Of a number and no number the number; -0 is less than +0.
@@ -150,14 +174,27 @@ T bfi(T a, T b, std::uint32_t position, std::uint32_t length) {
   return b;
 }
 
-enum class Compare { kEq, kNe, kLt, kLe, kGt, kGe, kEqu, kNeu, kLtu, kLeu, kGtu, kGeu };
+/// Four bytes of a and, after them, b: a digit of the selector each, its highest bit for the sign of that byte instead.
+inline std::uint32_t prmt(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+  const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
+  std::uint32_t result = 0;
+  for (unsigned k = 0; k < 4; ++k) {
+    const std::uint32_t digit = selector >> (4 * k) & 0xF;
+    std::uint32_t byte = static_cast<std::uint32_t>(bytes >> (8 * (digit & 7))) & 0xFF;
+    if ((digit & 8) != 0) byte = byte >= 0x80 ? 0xFF : 0;
+    result |= byte << (8 * k);
+  }
+  return result;
+}
 
-/// The forms that end in u hold as well when one side is no number; the others, ne included, do not.
+enum class Compare { kEq, kNe, kLt, kLe, kGt, kGe, kEqu, kNeu, kLtu, kLeu, kGtu, kGeu, kNum, kNan };
+
+/// The forms that end in u hold as well when one side is no number; the others, ne included, do not. num: both are numbers.
 template <class T, Compare kCompare>
 bool setp(Bits<T> a, Bits<T> b) {
   const T x = value_of<T>(a), y = value_of<T>(b);
   bool unordered = false;
-  if constexpr (std::is_same_v<T, float>) unordered = std::isnan(x) || std::isnan(y);
+  if constexpr (std::is_floating_point_v<T>) unordered = std::isnan(x) || std::isnan(y);
   switch (kCompare) {
     case Compare::kEq:
       return !unordered && x == y;
@@ -181,6 +218,10 @@ bool setp(Bits<T> a, Bits<T> b) {
       return unordered || x <= y;
     case Compare::kGtu:
       return unordered || x > y;
+    case Compare::kNum:
+      return !unordered;
+    case Compare::kNan:
+      return unordered;
     case Compare::kGeu:
       break;
   }

@@ -332,6 +332,25 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     drain(stream, stream.enqueued);  // pageable: written when the call returns
   return cudaSuccess;
 }
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  OPD_CAN_FAIL;
+  if (bytes == 0) return cudaSuccess;
+  check_kind(to, from, kind);
+  Stream& stream = *stream_of(nullptr);
+  drain(stream, stream.enqueued);
+  copy_memory(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  OPD_CAN_FAIL;
+  if (bytes == 0) return cudaSuccess;
+  if (!is_device_address(to)) fault(nullptr, 0, "cudaMemset: no device memory");
+  enqueue(*stream_of(nullptr), [=] {
+    const std::vector<std::byte> filled(bytes, static_cast<std::byte>(value));
+    copy_memory(to, filled.data(), bytes);
+  });
+  return cudaSuccess;
+}
 
 // ---- Streams and events
 

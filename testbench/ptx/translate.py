@@ -15,7 +15,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-WIDTHS = {"pred": 1, "b16": 16, "b32": 32, "b64": 64, "f32": 32}
+WIDTHS = {"pred": 1, "b16": 16, "b32": 32, "b64": 64, "f32": 32, "f64": 64}
 CXX_BITS = {1: "bool", 8: "std::uint8_t", 16: "std::uint16_t", 32: "std::uint32_t", 64: "std::uint64_t"}
 
 SPECIAL = {"%tid.x": "t.tid", "%ntid.x": "t.ntid", "%ctaid.x": "t.ctaid", "%nctaid.x": "t.nctaid", "%laneid": "t.lane()",
@@ -32,8 +32,8 @@ def cxx(kind: str) -> str:
     """The C++ type of a PTX type."""
     if kind == "pred":
         return "bool"
-    if kind == "f32":
-        return "float"
+    if kind in ("f32", "f64"):
+        return "float" if kind == "f32" else "double"
     return f"std::{'' if kind[0] == 's' else 'u'}int{kind[1:]}_t"
 
 
@@ -50,7 +50,7 @@ class Form:
 class Memory:
     """A load or a store."""
     store: bool
-    space: str  # "param", "shared" or "global"; an address without a space is a global one here: no pointer to another is made
+    space: str  # "param", "shared", "local" or "global"; an address without a space is a global one here: no pointer to another is made
     kind: str
     count: int
     strong: bool
@@ -68,7 +68,15 @@ def arithmetic() -> dict[str, Form]:
         binary(name, "s16 s32 s64 u16 u32 u64", name)
     binary("mul", "s16 s32 s64 u16 u32 u64", "mul", ".lo")
     for name in ("add", "sub", "mul"):
-        binary(name, "f32", name, ".rn")
+        binary(name, "f32 f64", name, ".rn")
+    binary("div", "f32 f64", "div", ".rn")
+    for kind in ("u32", "u64"):
+        for name in ("div", "rem"):
+            forms[f"{name}.{kind}"] = Form(kind, (kind, kind), f"{name}<{cxx(kind)}>({{0}}, divisor(t, {{1}}, {{line}}))")
+    for kind in ("f32", "f64"):
+        forms[f"fma.rn.{kind}"] = Form(kind, (kind,) * 3, f"fma<{cxx(kind)}>({{0}}, {{1}}, {{2}})")
+        for name in ("rcp", "sqrt"):
+            forms[f"{name}.rn.{kind}"] = Form(kind, (kind,), f"{name}<{cxx(kind)}>({{0}})")
     for name in ("min", "max"):
         binary(name, "s16 s32 s64 u16 u32 u64 f32", name)
     for name in ("and", "or", "xor"):
@@ -79,7 +87,7 @@ def arithmetic() -> dict[str, Form]:
         forms[f"mad.lo.{kind}"] = Form(kind, (kind,) * 3, f"mad<{cxx(kind)}>({{0}}, {{1}}, {{2}})")
     for kind in ("pred", "b16", "b32", "b64"):
         forms[f"not.{kind}"] = Form(kind, (kind,), f"bit_not<{cxx(kind)}>({{0}})")
-    for kind in ("s16", "s32", "s64", "f32"):
+    for kind in ("s16", "s32", "s64", "f32", "f64"):
         forms[f"neg.{kind}"] = Form(kind, (kind,), f"neg<{cxx(kind)}>({{0}})")
     for kind in ("b16", "b32", "b64"):
         forms[f"shl.{kind}"] = Form(kind, (kind, "u32"), f"shl<{cxx(kind)}>({{0}}, {{1}})")
@@ -89,15 +97,16 @@ def arithmetic() -> dict[str, Form]:
         forms[f"clz.{kind}"] = Form("u32", (kind,), f"clz<{cxx(kind)}>({{0}})")
         forms[f"brev.{kind}"] = Form(kind, (kind,), f"brev<{cxx(kind)}>({{0}})")
         forms[f"bfi.{kind}"] = Form(kind, (kind, kind, "u32", "u32"), f"bfi<{cxx(kind)}>({{0}}, {{1}}, {{2}}, {{3}})")
-    for kind in ("b16", "b32", "b64", "s16", "s32", "s64", "u16", "u32", "u64", "f32"):
+    forms["prmt.b32"] = Form("b32", ("b32", "b32", "b32"), "prmt({0}, {1}, {2})")
+    for kind in ("b16", "b32", "b64", "s16", "s32", "s64", "u16", "u32", "u64", "f32", "f64"):
         compares = ["eq", "ne"]
         if kind[0] != "b":
             compares += ["lt", "le", "gt", "ge"]
-        if kind == "f32":
-            compares += ["equ", "neu", "ltu", "leu", "gtu", "geu"]
+        if kind in ("f32", "f64"):
+            compares += ["equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"]
         for compare in compares:
             forms[f"setp.{compare}.{kind}"] = Form("pred", (kind, kind), f"setp<{cxx(kind)}, Compare::k{compare.capitalize()}>({{0}}, {{1}})")
-    for kind in ("b16", "b32", "b64", "s16", "s32", "s64", "u16", "u32", "u64", "f32"):
+    for kind in ("b16", "b32", "b64", "s16", "s32", "s64", "u16", "u32", "u64", "f32", "f64"):
         forms[f"selp.{kind}"] = Form(kind, (kind, kind, "pred"), f"selp<{CXX_BITS[width(kind)]}>({{0}}, {{1}}, {{2}})")
     integers = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
     for to in integers:
@@ -106,7 +115,10 @@ def arithmetic() -> dict[str, Form]:
                 forms[f"cvt.{to}.{source}"] = Form(to, (source,), f"cvt<{cxx(to)}, {cxx(source)}>({{0}})", any_width=True)
     forms["cvt.rn.f32.u32"] = Form("f32", ("u32",), "bits_of(static_cast<float>({0}))")
     forms["cvt.rn.f32.s32"] = Form("f32", ("s32",), "bits_of(static_cast<float>(static_cast<std::int32_t>({0})))")
-    for kind in ("pred", "b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32"):
+    forms["cvt.rn.f64.u32"] = Form("f64", ("u32",), "bits_of(static_cast<double>({0}))")
+    forms["cvt.rn.f32.f64"] = Form("f32", ("f64",), "bits_of(static_cast<float>(value_of<double>({0})))")
+    forms["cvt.f64.f32"] = Form("f64", ("f32",), "bits_of(static_cast<double>(value_of<float>({0})))")
+    for kind in ("pred", "b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64"):
         forms[f"mov.{kind}"] = Form(kind, (kind,), "{0}")
     forms["cvta.to.global.u64"] = Form("u64", ("u64",), "{0}")
     return forms
@@ -129,7 +141,7 @@ def warp_operations() -> dict[str, Form]:
 
 def memory() -> dict[str, Memory]:
     """Loads and stores, by their whole name."""
-    kinds = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64")
+    kinds = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64")
     forms = {}
 
     def add(name: str, space: str, counts: tuple[int, ...], strong: bool = False) -> None:
@@ -144,6 +156,7 @@ def memory() -> dict[str, Memory]:
         add(store, "global", (1, 2, 4))
         add(f"{store}.global", "global", (1, 2, 4))
         add(f"{store}.shared", "shared", (1, 2, 4))
+        add(f"{store}.local", "local", (1, 2, 4))
         add(f"{store}.cg", "global", (1,), strong=True)
     add("ld.global.nc", "global", (1, 2, 4))
     add("ld.relaxed.gpu", "global", (1,), strong=True)
@@ -175,10 +188,15 @@ class Kernel:
     max_threads: int = 1024
     shared: dict[str, int] = field(default_factory=dict)  # name -> offset
     static_shared: int = 0
+    local: str = ""
+    local_bytes: int = 0
     registers: dict[str, int] = field(default_factory=dict)  # prefix -> width
     code: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     waits_for_blocks: bool = False
+
+    def width_of(self, register: str) -> int:
+        return self.registers[register.rstrip("0123456789")]
 
 
 @dataclass
@@ -280,10 +298,14 @@ class Translator:
 
     def body(self, line: str) -> None:
         kernel = self.kernel
-        if found := re.fullmatch(r"\.reg \.(\w+)\s+%([a-z]+)<\d+>;", line):
+        if found := re.fullmatch(r"\.reg \.(\w+)\s+%(?:([a-z]+)<\d+>|(SPL?));", line):
             if found[1] not in WIDTHS:
                 raise self.refuse(f"registers of type {found[1]}")
-            kernel.registers[found[2]] = WIDTHS[found[1]]
+            kernel.registers[found[2] or found[3]] = WIDTHS[found[1]]
+        elif found := re.fullmatch(r"\.local \.align (\d+) \.b8\s+(\w+)\[(\d+)\];", line):
+            if int(found[1]) > 16 or kernel.local:
+                raise self.refuse("local memory of more than one variable or of an alignment above 16")
+            kernel.local, kernel.local_bytes = found[2], int(found[3])
         elif found := re.fullmatch(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\];", line):
             alignment = int(found[1])
             kernel.shared[found[2]] = (kernel.static_shared + alignment - 1) // alignment * alignment
@@ -344,10 +366,10 @@ class Translator:
 
     def register(self, operand: str, bits: int | None = None, at_least: bool = False) -> str:
         """Its variable. bits: how wide it must be."""
-        found = re.fullmatch(r"%([a-z]+)(\d+)", operand)
-        if not found or found[1] not in self.kernel.registers:
+        found = re.fullmatch(r"%(?:([a-z]+)\d+|(SPL?))", operand)
+        if not found or (found[1] or found[2]) not in self.kernel.registers:
             raise ValueError(f"the operand {operand!r}")
-        size = self.kernel.registers[found[1]]
+        size = self.kernel.width_of(operand[1:])
         if bits is not None and (size < bits if at_least else size != bits):
             raise ValueError(f"{operand} has {size} bits, not {bits}")
         self.kernel.used.add(operand[1:])
@@ -369,6 +391,9 @@ class Translator:
         if kind == "f32":
             if found := re.fullmatch(r"0[fF]([0-9A-Fa-f]{8})", operand):
                 return f"0x{found[1]}u"
+        elif kind == "f64":
+            if found := re.fullmatch(r"0[dD]([0-9A-Fa-f]{16})", operand):
+                return f"std::uint64_t{{0x{found[1]}u}}"
         elif kind == "pred":
             if operand in ("0", "1", "-1"):
                 return "true" if operand != "0" else "false"
@@ -379,11 +404,15 @@ class Translator:
             return f"{CXX_BITS[bits]}{{{value & ((1 << bits) - 1)}u{'ll' if bits == 64 else ''}}}"
         elif bits == 32 and (offset := self.shared_address(operand)) is not None:
             return f"{offset}u"
+        elif bits == 64 and operand in self.kernel.parameters:
+            return f"kParameterAddress + {self.kernel.parameters[operand][0]}u"
+        elif bits == 64 and operand == self.kernel.local:
+            return "kLocalAddress"
         raise ValueError(f"the operand {operand!r} as {kind}")
 
     def assign(self, operand: str, kind: str, value: str, any_width: bool = False) -> str:
         name = self.register(operand, width(kind) if width(kind) != 8 else 16, at_least=any_width)
-        size = self.kernel.registers[re.fullmatch(r"%([a-z]+)\d+", operand)[1]]
+        size = self.kernel.width_of(name)
         return f"{name} = static_cast<{CXX_BITS[size]}>({value});"
 
     def compute(self, form: Form, operands: list[str]) -> str:
@@ -415,8 +444,8 @@ class Translator:
             raise ValueError(f"the address {place!r}")
         base, offset = found[1], int(found[2] or 0)
         kind, size = form.kind, width(form.kind) // 8
-        element = cxx(kind) if kind != "f32" else "std::uint32_t"
-        if form.space == "param":
+        element = cxx(kind) if kind[0] != "f" else CXX_BITS[width(kind)]
+        if form.space == "param" and not base.startswith("%"):
             if base not in self.kernel.parameters:
                 raise ValueError(f"the parameter {base!r}")
             start, length = self.kernel.parameters[base]
@@ -430,6 +459,8 @@ class Translator:
             address = f"{start + offset}u"
         else:
             raise ValueError(f"the address {place!r}")
+        if form.space == "local" and not self.kernel.local:
+            raise ValueError("local memory that is not declared")
         space = f"Space::k{form.space.capitalize()}"
         strong = "true" if form.strong else "false"
         vector = f"{element}, {form.count}"
@@ -438,9 +469,15 @@ class Translator:
                 if register.startswith("%"):
                     self.register(register, width(kind), at_least=True)
             values = ", ".join(f"static_cast<{element}>({self.source(register, kind, any_width=True)})" for register in registers)
+            if form.space == "local":
+                return f"store_local(t, local, {address}, Vector<{vector}>{{{{{values}}}}}, {self.at});"
             return f"store<{space}>(t, {address}, Vector<{vector}>{{{{{values}}}}}, {strong}, {self.at});"
-        used = "~0u" if self.used_bytes is None else f"{self.used_bytes}u"
         assignments = " ".join(self.assign(register, kind, f"v.x[{k}]", any_width=True) for k, register in enumerate(registers))
+        if form.space == "param":
+            return f"{{ const auto v = load_parameter<{vector}>(t, {address}, {self.at}); {assignments} }}"
+        used = "~0u" if self.used_bytes is None else f"{self.used_bytes}u"
+        if form.space == "local":
+            return f"{{ const auto v = load_local<{vector}>(t, local, {address}, {self.at}); {assignments} }}"
         return f"{{ const auto v = load<{space}, {vector}>(t, {address}, {used}, {strong}, {self.at}); {assignments} }}"
 
     def control(self, name: str, operands: list[str]) -> str:
@@ -471,9 +508,11 @@ def write(kernels: list[Kernel], source: str) -> str:
     for number, kernel in enumerate(kernels):
         out.append(f"void kernel_{number}(Thread& t) {{")
         for name in sorted(kernel.used):
-            bits = kernel.registers[re.match("[a-z]+", name)[0]]
+            bits = kernel.width_of(name)
             poison = "false" if bits == 1 else f"{CXX_BITS[bits]}(0xA5A5A5A5A5A5A5A5u)"  # a register that was never set
             out.append(f"  {CXX_BITS[bits]} {name} = {poison};")
+        if kernel.local:
+            out.append(f"  Local<{kernel.local_bytes}> local;")
         out += [f"  {line}" for line in kernel.code]
         out += ["}", ""]
     out.append("const Kernel kernels[] = {")

@@ -146,6 +146,35 @@ TEST_F(EmulatedDeviceFaults, SharedMemory) {
                    "shared memory: read before it was written");
 }
 
+TEST_F(EmulatedDevice, AddressesInLocalMemoryAndOfParametersAreComputed) {
+  const Words out(1, false);
+  launch("keep_word", 1, 1, out.address(), 12u, 12u);
+  EXPECT_EQ(out.read()[0], 7u);
+  launch("keep_word", 1, 1, out.address(), 12u, 0u);
+  EXPECT_EQ(out.read()[0], 5u);
+  launch("divide_parameter", 1, 1, out.address(), 12u, 7u);  // by itself
+  EXPECT_EQ(out.read()[0], 1u);
+  launch("divide_parameter", 1, 1, out.address(), 8u, 3u);
+  EXPECT_EQ(out.read()[0], 2u);  // 8 / 3
+}
+
+TEST_F(EmulatedDeviceFaults, LocalMemoryAndParameters) {
+  const Words out(1, false);
+  OPD_EXPECT_FAULT(launch("keep_word", 1, 1, out.address(), 4u, 8u),
+                   "kernel keep_word.*local memory: read before it was written");
+  OPD_EXPECT_FAULT(launch("keep_word", 1, 1, out.address(), 16u, 0u), "local memory: outside it");
+  OPD_EXPECT_FAULT(launch("keep_word", 1, 1, out.address(), 4u, 14u), "local memory: outside it");
+  OPD_EXPECT_FAULT(launch("keep_word", 1, 1, out.address(), 2u, 0u),
+                   "local memory: address not aligned");
+  OPD_EXPECT_FAULT(launch("divide_parameter", 1, 1, out.address(), 16u, 1u),
+                   "load: outside the parameters");
+  OPD_EXPECT_FAULT(launch("divide_parameter", 1, 1, out.address(), 0xFFFFFFFFu, 1u),
+                   "load: outside the parameters");
+  OPD_EXPECT_FAULT(launch("divide_parameter", 1, 1, out.address(), 2u, 1u),
+                   "load: parameter address not aligned");
+  OPD_EXPECT_FAULT(launch("divide_parameter", 1, 1, out.address(), 8u, 0u), "division by 0");
+}
+
 TEST_F(EmulatedDeviceFaults, Races) {
   const Words out(64);
   launch("mark", 4, 1, out.address(), 1u, 0u);  // a word each

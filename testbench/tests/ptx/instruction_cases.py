@@ -2,9 +2,8 @@
 
 Usage: instruction_cases.py OUTPUT.ptx OUTPUT.inc
 
-What an instruction must give is computed here with Python's integers, exact and without a width, from the PTX ISA; binary32 by
-binary64, which holds sums and products of two of them closely enough to round once. A case is a thread: four 64-bit inputs,
-four 64-bit outputs that were zero.
+What an instruction must give is computed here with Python's integers and fractions, exact and without a width, from the PTX
+ISA, and rounded once. A case is a thread: four 64-bit inputs, four 64-bit outputs that were zero.
 """
 import math
 import random
@@ -13,6 +12,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "ptx"))
@@ -21,7 +21,13 @@ import translate  # noqa: E402
 REGISTERS = {1: "p", 8: "rs", 16: "rs", 32: "r", 64: "rd"}
 FLOATS = [0x00000000, 0x80000000, 0x3F800000, 0xBFC00000, 0x00000001, 0x807FFFFF, 0x00800000, 0x7F7FFFFF, 0x7F800000, 0xFF800000,
           0x7FC00001, 0xFFFFFFFF, 0x3F800001, 0x33800000, 0x34000000, 0x4B800001]
-NAN = 0x7FFFFFFF
+DOUBLES = [0, 1 << 63, 0x3FF0000000000000, 0xBFF8000000000000, 1, 0x800FFFFFFFFFFFFF, 0x0010000000000000, 0x7FEFFFFFFFFFFFFF,
+           0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000001, 0xFFFFFFFFFFFFFFFF, 0x3FF0000000000001, 0x3CA0000000000000,
+           0x3CB0000000000000, 0x4330000000000001]
+ROUNDED_TO_BINARY32 = [0x3FF0000010000000, 0x3FF0000010000001, 0x3FF0000030000000, 0x47EFFFFFF0000000, 0x47EFFFFFEFFFFFFF, 0x36A0000000000000,
+                       0x3690000000000000, 0x3690000000000001, 0x380FFFFFF0000000]  # ties, the limit, subnormals
+FORMATS = {"f32": ("<I", "<f", 24, -149, 128), "f64": ("<Q", "<d", 53, -1074, 1024)}  # bits, value, precision, lowest bit, 2^n is too large
+NAN = {"f32": 0x7FFFFFFF, "f64": 0x7FFFFFFFFFFFFFFF}
 
 
 @dataclass
@@ -32,6 +38,7 @@ class Kernel:
     cases: list[tuple[list[int], list[int]]]
     block: bool = False  # with a parameter of 32 bytes, the inputs of case 0
     shared: bool = False
+    local: bool = False
 
 
 def width(kind: str) -> int:
@@ -46,27 +53,74 @@ def number(bits: int, kind: str) -> int | float | bool:
     """What a register's bits mean."""
     if kind == "pred":
         return bool(bits)
-    if kind == "f32":
-        return struct.unpack("<f", struct.pack("<I", bits))[0]
+    if kind in FORMATS:
+        return struct.unpack(FORMATS[kind][1], struct.pack(FORMATS[kind][0], bits))[0]
     value = wrap(bits, width(kind))
     return value - (1 << width(kind)) if kind[0] == "s" and value >> (width(kind) - 1) else value
 
 
 def encode(value: int | float | bool, kind: str) -> int:
-    if kind != "f32":
+    if kind not in FORMATS:
         return wrap(int(value), width(kind))
     if math.isnan(value):
-        return NAN
+        return NAN[kind]
     try:
-        return struct.unpack("<I", struct.pack("<f", value))[0]
+        return struct.unpack(FORMATS[kind][0], struct.pack(FORMATS[kind][1], value))[0]
     except OverflowError:
-        return 0x7F800000 if value > 0 else 0xFF800000
+        return encode(math.copysign(math.inf, value), kind)
+
+
+def rounded(value: Fraction, negative_zero: bool, kind: str) -> float:
+    """To nearest, ties to even; of no magnitude the sign that is given."""
+    _, _, precision, lowest, limit = FORMATS[kind]
+    sign = -1.0 if value < 0 else 1.0
+    if value == 0:
+        return -0.0 if negative_zero else 0.0
+    exponent = abs(value.numerator).bit_length() - value.denominator.bit_length()
+    if abs(value) < Fraction(2) ** exponent:
+        exponent -= 1
+    unit = Fraction(2) ** max(exponent - precision + 1, lowest)
+    result = round(value / unit) * unit
+    if abs(result) >= Fraction(2) ** limit:
+        return sign * math.inf
+    return sign * float(abs(result))
+
+
+def fused(x: float, y: float, z: float, kind: str) -> float:
+    if any(map(math.isnan, (x, y, z))):
+        return math.nan
+    if math.isinf(x) or math.isinf(y):
+        return math.nan if x == 0 or y == 0 else math.copysign(math.inf, x) * math.copysign(1, y) + z
+    if math.isinf(z):
+        return z
+    negative = math.copysign(1, x) != math.copysign(1, y)
+    product = Fraction(x) * Fraction(y)
+    return rounded(product + Fraction(z), product == 0 and z == 0 and negative and math.copysign(1, z) < 0, kind)
+
+
+def quotient(x: float, y: float, kind: str) -> float:
+    sign = math.copysign(1, x) * math.copysign(1, y)
+    if math.isnan(x) or math.isnan(y) or (x == 0 and y == 0) or (math.isinf(x) and math.isinf(y)):
+        return math.nan
+    if y == 0 or math.isinf(x):
+        return sign * math.inf
+    return sign * 0.0 if math.isinf(y) else rounded(Fraction(x) / Fraction(y), sign < 0, kind)
+
+
+def root(x: float, kind: str) -> float:
+    if math.isnan(x) or x < 0:
+        return math.nan
+    if x == 0 or math.isinf(x):
+        return x
+    scaled = Fraction(x) * 4 ** 700  # an integer, with more bits of its root than are kept
+    found = math.isqrt(int(scaled))
+    return rounded((found + Fraction(found * found != scaled, 2)) / 2 ** 700, False, kind)
 
 
 def samples(kind: str, rng: random.Random) -> list[int]:
     """Bits worth trying."""
-    if kind == "f32":
-        return FLOATS
+    if kind in FORMATS:
+        return FLOATS if kind == "f32" else DOUBLES
     bits = width(kind)
     if bits == 1:
         return [0, 1]
@@ -87,6 +141,8 @@ def extreme(a: int, b: int, kind: str, largest: bool) -> int:
 def compare(operation: str, x: float, y: float) -> bool:
     unordered = math.isnan(x) or math.isnan(y) if isinstance(x, float) else False
     base = operation[:2]
+    if operation in ("num", "nan"):
+        return unordered == (operation == "nan")
     if unordered:
         return len(operation) == 3
     return {"eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y}[base]
@@ -99,6 +155,12 @@ def shifted(name: str, a: int, places: int, kind: str) -> int:
     return wrap(value >> min(places, 64), width(kind))
 
 
+def permuted(a: int, b: int, selector: int) -> int:
+    data = a.to_bytes(4, "little") + b.to_bytes(4, "little")
+    digits = [selector >> 4 * k & 0xF for k in range(4)]
+    return int.from_bytes(bytes((0xFF if data[digit & 7] & 0x80 else 0) if digit & 8 else data[digit] for digit in digits), "little")
+
+
 def inserted(a: int, b: int, position: int, length: int, bits: int) -> int:
     position, length = position & 0xFF, length & 0xFF
     mask = wrap(((1 << length) - 1) << position, bits)
@@ -109,6 +171,16 @@ def model(name: str, form: "translate.Form") -> Callable[..., int]:
     """Bits in, bits out."""
     parts = name.split(".")
     kind = parts[-1]
+    if kind in FORMATS and parts[0] in ("add", "sub", "mul"):
+        sign = 1.0 if parts[0] == "add" else -1.0
+        one = number(encode(1.0, kind), kind)
+
+        def of_floats(a: int, b: int) -> int:
+            x, y = number(a, kind), number(b, kind)
+            if parts[0] == "mul":  # -0 as the addend leaves the product's sign
+                return encode(fused(x, y, -0.0, kind) if x != 0 and y != 0 else x * y, kind)
+            return encode(fused(one, x, sign * y, kind), kind)
+        return of_floats
     if parts[0] in ("add", "sub", "mul") and "wide" not in parts:
         operate = {"add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y}[parts[0]]
 
@@ -119,7 +191,13 @@ def model(name: str, form: "translate.Form") -> Callable[..., int]:
     return {
         "mul": lambda a, b: encode(number(a, kind) * number(b, kind), form.result),
         "mad": lambda a, b, c: encode(number(a, kind) * number(b, kind) + number(c, kind), kind),
-        "neg": lambda a: a ^ 0x80000000 if kind == "f32" else encode(-number(a, kind), kind),
+        "fma": lambda a, b, c: encode(fused(number(a, kind), number(b, kind), number(c, kind), kind), kind),
+        "div": lambda a, b: encode(quotient(number(a, kind), number(b, kind), kind) if kind in FORMATS else a // b, kind),
+        "rem": lambda a, b: a % b,
+        "rcp": lambda a: encode(quotient(1.0, number(a, kind), kind), kind),
+        "sqrt": lambda a: encode(root(number(a, kind), kind), kind),
+        "prmt": permuted,
+        "neg": lambda a: a ^ 1 << (width(kind) - 1) if kind in FORMATS else encode(-number(a, kind), kind),
         "min": lambda a, b: extreme(a, b, kind, False),
         "max": lambda a, b: extreme(a, b, kind, True),
         "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
@@ -131,7 +209,7 @@ def model(name: str, form: "translate.Form") -> Callable[..., int]:
         "bfi": lambda a, b, position, length: inserted(a, b, position, length, width(kind)),
         "setp": lambda a, b: compare(parts[1], number(a, kind), number(b, kind)),
         "selp": lambda a, b, chosen: a if chosen else b,
-        "cvt": lambda a: encode(float(number(a, kind)), "f32") if parts[1] == "rn" else encode(number(a, kind), parts[1]),
+        "cvt": lambda a: encode(float(number(a, kind)), form.result) if form.result in FORMATS else encode(number(a, kind), parts[1]),
         "mov": lambda a: a,
         "cvta": lambda a: a,
     }[parts[0]]
@@ -144,6 +222,12 @@ def inputs_of(name: str, form: "translate.Form", rng: random.Random) -> Iterator
         bits = width(form.sources[0])
         if name.startswith(("shl", "shr")) and k == 1:
             choices.append([0, 1, bits - 1, bits, bits + 1, 63, 64, 0xFFFFFFFF])
+        elif name.startswith("prmt") and k == 2:
+            choices.append([0x3210, 0x7654, 0x2104, 0xFEDC, 0x8888, 0x0B73, 0x12345678])
+        elif name in ("div.u32", "div.u64", "rem.u32", "rem.u64") and k == 1:
+            choices.append([value for value in samples(kind, rng) if value != 0])
+        elif name == "cvt.rn.f32.f64":
+            choices.append(DOUBLES + ROUNDED_TO_BINARY32 + [value | 1 << 63 for value in ROUNDED_TO_BINARY32])
         elif name.startswith("bfi") and k >= 2:
             choices.append([0, 1, 8, 16, bits - 1, bits, 255, 256 + 8])
         else:
@@ -155,6 +239,14 @@ def inputs_of(name: str, form: "translate.Form", rng: random.Random) -> Iterator
             number_of_case, at = divmod(number_of_case, len(choice))
             operands.append(choice[at])
         yield operands
+    if all(kind in FORMATS for kind in form.sources) and "rn" in name.split("."):
+        for _ in range(100):  # of every exponent, and near each other, where a second rounding would show
+            near = rng.random() < 0.7
+            operands = []
+            for kind in form.sources:
+                bits = rng.getrandbits(width(kind))
+                operands.append(encode(number(bits & (1 << FORMATS[kind][2] - 1) - 1 | encode(1.0, kind), kind) * rng.choice((-0.25, 1, 2)), kind) if near else bits)
+            yield operands
 
 
 def load_inputs(kinds: tuple[str, ...]) -> list[str]:
@@ -193,7 +285,7 @@ def computed(name: str, form: "translate.Form", rng: random.Random) -> Kernel:
 
 def accessed(name: str, form: "translate.Memory", rng: random.Random) -> Kernel:
     size, count = width(form.kind) // 8, form.count
-    wide = count == 1 and form.kind != "f32"
+    wide = count == 1 and form.kind not in FORMATS
     register = "rd" if wide else REGISTERS[width(form.kind)]
     registers = [f"%{register}{k + 4}" for k in range(count)]
     operand = registers[0] if count == 1 else "{" + ", ".join(registers) + "}"
@@ -206,13 +298,21 @@ def accessed(name: str, form: "translate.Memory", rng: random.Random) -> Kernel:
             body.append(f"{name} [%r2], {operand};")
             for byte in range(size * count):
                 body += [f"ld.shared.u8 %rs3, [%r2+{byte}];", f"st.global.u8 [%rd2+{byte}], %rs3;"]
+        elif form.space == "local":
+            body += ["mov.u64 %rd8, LOCAL;", f"{name} [%rd8], {operand};"]
+            for byte in range(size * count):
+                body += [f"ld.local.u8 %rs3, [%rd8+{byte}];", f"st.global.u8 [%rd2+{byte}], %rs3;"]
         else:
             body.append(f"{name} [%rd2], {operand};")
     else:
         if form.space == "shared":
             for word in range(4):
                 body += [f"ld.global.b64 %rd3, [%rd1+{8 * word}];", f"st.shared.b64 [%r2+{8 * word}], %rd3;"]
-        address = {"param": "[BLOCK]", "shared": "[%r2]", "global": "[%rd1]"}[form.space]
+        if form.space == "local":
+            body.append("mov.u64 %rd8, LOCAL;")
+            for word in range(4):
+                body += [f"ld.global.b64 %rd3, [%rd1+{8 * word}];", f"st.local.b64 [%rd8+{8 * word}], %rd3;"]
+        address = {"param": "[BLOCK]", "shared": "[%r2]", "local": "[%rd8]", "global": "[%rd1]"}[form.space]
         body.append(f"{name} {operand}, {address};")
         body += [f"st.global.b{stored} [%rd2+{8 * k}], {one};" for k, one in enumerate(registers)]
     for _ in range(number_of_cases):
@@ -222,10 +322,10 @@ def accessed(name: str, form: "translate.Memory", rng: random.Random) -> Kernel:
             expected = [int.from_bytes(data[8 * k:8 * k + 8], "little") for k in range(4)]
         else:
             data = b"".join(word.to_bytes(8, "little") for word in words)
-            kind = form.kind if form.kind != "f32" else "b32"
+            kind = form.kind if form.kind not in FORMATS else f"b{width(form.kind)}"
             expected = [wrap(number(int.from_bytes(data[size * k:size * (k + 1)], "little"), kind), stored) for k in range(count)]
         cases.append((words, expected))
-    return Kernel(name, body, cases, block=form.space == "param", shared=form.space == "shared")
+    return Kernel(name, body, cases, block=form.space == "param", shared=form.space == "shared", local=form.space == "local")
 
 
 def shuffled(name: str, rng: random.Random) -> Iterator[Kernel]:
@@ -275,6 +375,7 @@ def others(rng: random.Random) -> Iterator[Kernel]:
     for text, value in {"-5": wrap(-5, 32), "0x1F": 31, "4294967295": 0xFFFFFFFF, "7U": 7}.items():
         yield Kernel("mov.u32", [f"mov.u32 %r3, {text};", *store_result("u32")], [([], [value])])
     yield Kernel("mov.f32", ["mov.f32 %r3, 0fC0490FDB;", *store_result("f32")], [([], [0xC0490FDB])])
+    yield Kernel("mov.f64", ["mov.f64 %rd3, 0dC00921FB54442D18;", *store_result("f64")], [([], [0xC00921FB54442D18])])
     yield Kernel("add.s64", ["ld.global.u64 %rd3, [%rd1];", "add.s64 %rd3, %rd3, -8;", *store_result("b64")], [([3], [wrap(-5, 64)])])
     for sign, expected in {"": [0, 7], "!": [7, 0]}.items():  # a guard
         yield Kernel("mov.u32", [*load_inputs(("pred",)), "mov.u32 %r3, 0;", f"@{sign}%p4 mov.u32 %r3, 7;", *store_result("u32")],
@@ -283,6 +384,9 @@ def others(rng: random.Random) -> Iterator[Kernel]:
                  [([77], [77])], shared=True)
     yield Kernel("ld.global.v4.u32", ["ld.global.b64 %rd4, [%rd1];", '.pragma "used_bytes_mask 255";', "ld.global.v4.u32 {%r3, %r4, %r5, %r6}, [%rd1];",
                                       *store_result("u32"), *store_result("u32", 4, 8)], [([word], [low, high])])
+    words = [rng.getrandbits(64) for _ in range(4)]
+    yield Kernel("ld.param.v2.u64", ["mov.b64 %rd8, BLOCK;", "add.s64 %rd8, %rd8, 32;", "ld.param.v2.u64 {%rd3, %rd4}, [%rd8+-16];", *store_result("b64"), *store_result("b64", 4, 8)],
+                 [(words, words[2:])], block=True)
     for fence in ("membar.cta", "membar.gl"):
         yield Kernel(fence, ["ld.global.u32 %r4, [%rd1];", "st.global.u32 [%rd2], %r4;", f"{fence};", "ld.global.u32 %r3, [%rd2];", *store_result("u32", 3, 8)], [([9], [9, 9])])
 
@@ -308,13 +412,15 @@ def ptx_of(name: str, kernel: Kernel) -> str:
         parameters.append(f"\t.param .align 16 .b8 {name}_block[32]")
     lines = [f".visible .entry {name}(", ",\n".join(parameters), ")", "{",
              "\t.reg .pred %p<9>;", "\t.reg .b16 %rs<9>;", "\t.reg .b32 %r<9>;", "\t.reg .b64 %rd<9>;"]
+    if kernel.local:
+        lines.append(f"\t.local .align 16 .b8 \t{name}_local[32];")
     if kernel.shared:
         lines.append(f"\t.shared .align 16 .b8 {name}_words[{32 * len(kernel.cases)}];")
     lines += [f"\tld.param.u64 %rd1, [{name}_in];", f"\tld.param.u64 %rd2, [{name}_out];", "\tmov.u32 %r1, %tid.x;", "\tmul.wide.u32 %rd3, %r1, 32;",
               "\tadd.s64 %rd1, %rd1, %rd3;", "\tadd.s64 %rd2, %rd2, %rd3;"]
     if kernel.shared:
         lines += [f"\tmov.u32 %r2, {name}_words;", "\tshl.b32 %r1, %r1, 5;", "\tadd.s32 %r2, %r2, %r1;"]
-    lines += ["\t" + line.replace("BLOCK", f"{name}_block").replace("WORDS", f"{name}_words") for line in kernel.body]
+    lines += ["\t" + line.replace("BLOCK", f"{name}_block").replace("WORDS", f"{name}_words").replace("LOCAL", f"{name}_local") for line in kernel.body]
     return "\n".join([*lines, "\tret;", "}", ""])
 
 

@@ -126,6 +126,27 @@ TEST_F(EmulatedRuntime, AnErrorIsKeptUntilItIsAskedFor) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
+TEST_F(EmulatedRuntime, TheDefaultStreamFillsLateAndCopiesAtOnce) {
+  std::memset(pinned, 1, 64);
+  ASSERT_EQ(cudaMemcpy(device, pinned, 64, cudaMemcpyHostToDevice), cudaSuccess);
+  ASSERT_EQ(cudaMemset(device, 0x1A5, 60), cudaSuccess);
+  EXPECT_EQ(pending(), 1u);
+  ASSERT_EQ(cudaMemcpy(pinned, device, 64, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(pending(), 0u);
+  EXPECT_EQ(static_cast<unsigned char>(pinned[59]), 0xA5);
+  EXPECT_EQ(pinned[60], 1);
+  EXPECT_EQ(cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(cudaMemset(nullptr, 0, 0), cudaSuccess);
+  OPD_EXPECT_FAULT(cudaMemset(pinned, 0, 64), "cudaMemset: no device memory");
+  OPD_EXPECT_FAULT(cudaMemcpy(device, pinned, 64, cudaMemcpyDeviceToHost), "copy: kind");
+  OPD_EXPECT_FAULT(
+      {
+        cudaMemset(device, 0, 1000);
+        cudaMemcpy(pinned, device, 64, cudaMemcpyDeviceToHost);
+      },
+      "outside every allocation");
+}
+
 TEST_F(EmulatedRuntime, OneCallFailsOnDemand) {
   const std::uint64_t before = calls();
   fail_call(2, cudaErrorUnknown);
