@@ -237,13 +237,14 @@ void run_vector_rows(Job& job) {
 template <class Op>
 void run_rows(Job& job) {
   with_accumulator(job.plan.status.accumulator, [&job]<AccumulatorFormat kA>() {
-    // As many rows at a time as hide the roundings of their accumulators, within the registers.
-    [[maybe_unused]] constexpr bool kWide = kA == AccumulatorFormat::kFp64;
+    // As many rows at a time as hide the roundings of their accumulators, within the registers: the
+    // exponential of a softmax and the sums of FP64 need them for one row alone.
+    [[maybe_unused]] constexpr unsigned kAtATime =
+        kA == AccumulatorFormat::kFp64 || Op::kKernel == Kernel::kSoftmax ? 1 : 2;
 #if defined(OPD_LANES_AVX512)
-    if (has_vector_sums<F16>(job.plan.lanes))
-      return run_vector_rows < Op, kA, F16, kWide ? 1 : 2 > (job);
+    if (has_vector_sums<F16>(job.plan.lanes)) return run_vector_rows<Op, kA, F16, kAtATime>(job);
 #elif defined(OPD_LANES_AVX2)
-    if (has_vector_sums<F8>(job.plan.lanes)) return run_vector_rows<Op, kA, F8, kWide ? 1 : 2>(job);
+    if (has_vector_sums<F8>(job.plan.lanes)) return run_vector_rows<Op, kA, F8, kAtATime>(job);
 #endif
     run_rows_as<Op, kA, float, 1>(job);
   });
