@@ -140,6 +140,23 @@ std::vector<std::byte> uniform_halves(std::size_t count, std::mt19937_64& rng) {
   return elements;
 }
 
+/// A row kernel in FP16 with its default attribute; `vectors` are its gain and bias where it has them.
+Computation row_kernel(Kernel kernel, std::span<const std::byte> x, std::uint32_t rows,
+                       std::uint32_t columns,
+                       const std::array<std::span<const std::byte>, kMaxOperands>& vectors) {
+  const KernelTraits& traits = traits_of(kernel);
+  Computation computation{.kernel = kernel,
+                          .rows = rows,
+                          .columns = columns,
+                          .attribute = static_cast<float>(traits.attribute_default)};
+  computation.operands[0] = {x, Format::kFp16, rows, columns};
+  for (std::size_t i = 1; i < kMaxOperands; ++i) {
+    if (traits.operands[i] == "gain" || traits.operands[i] == "bias")
+      computation.operands[i] = {vectors[i], Format::kFp16, 1, columns};
+  }
+  return computation;
+}
+
 /// The row kernels of the vector unit's reference in FAST beside PyTorch's on the same shapes.
 void bench_row_kernels(Table& table) {
   constexpr std::uint32_t kRows = 4096, kColumns = 1024;
@@ -151,13 +168,7 @@ void bench_row_kernels(Table& table) {
   std::uint64_t sink = 0;
   for (const Kernel kernel : {Kernel::kSoftmax, Kernel::kLayerNorm, Kernel::kRmsNorm}) {
     const KernelTraits& traits = traits_of(kernel);
-    Computation computation{.kernel = kernel,
-                            .rows = kRows,
-                            .columns = kColumns,
-                            .attribute = static_cast<float>(traits.attribute_default)};
-    computation.operands[0] = {x, Format::kFp16, kRows, kColumns};
-    if (traits.operands[1] == "gain") computation.operands[1] = {gain, Format::kFp16, 1, kColumns};
-    if (traits.operands[2] == "bias") computation.operands[2] = {bias, Format::kFp16, 1, kColumns};
+    const Computation computation = row_kernel(kernel, x, kRows, kColumns, {x, gain, bias});
     const double time = best_of_five([&] {
       sink += std::to_integer<std::uint64_t>(ref::compute(computation, Mode::kFast).output[0]);
     });
@@ -258,14 +269,7 @@ void bench_computing(Table& table, ComputingBench& bench) {
   const auto row = std::span(elements).first(kColumns * 2);
   for (const Kernel kernel : {Kernel::kSoftmax, Kernel::kLayerNorm, Kernel::kRmsNorm}) {
     const KernelTraits& traits = traits_of(kernel);
-    Computation computation{.kernel = kernel,
-                            .rows = kRows,
-                            .columns = kColumns,
-                            .attribute = static_cast<float>(traits.attribute_default)};
-    computation.operands[0] = {elements, Format::kFp16, kRows, kColumns};
-    for (std::size_t i = 1; kernel != Kernel::kSoftmax && i < kMaxOperands; ++i) {
-      if (!traits.operands[i].empty()) computation.operands[i] = {row, Format::kFp16, 1, kColumns};
-    }
+    const Computation computation = row_kernel(kernel, elements, kRows, kColumns, {row, row, row});
     const ComputingBench::Speed accurate = bench.cycle_accurate(computation, 4);
     table.goal_row(fmt::format("computing vector unit, {}, beats of its lanes", traits.name),
                    static_cast<double>(accurate.lane_beats) / accurate.seconds / 1e6, "M beats/s",
