@@ -462,17 +462,6 @@ TEST(SystemcComputing, LooselyTimedGivesTheSameBitsAndClocks) {
   }
 }
 
-template <typename Body>
-std::string fatal(const Body& body, const std::string& type) {
-  try {
-    body();
-  } catch (const sc_core::sc_report& report) {
-    EXPECT_EQ(report.get_msg_type(), type);
-    return report.get_msg();
-  }
-  return "accepted";
-}
-
 std::string refused(const Operation& operation) {
   UnitBench bench({operation}, {});
   return fatal([&bench] { bench.edge(); }, "/opd/vector_unit/operation");

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <systemc>
 #include <utility>
 #include <vector>
@@ -194,5 +195,17 @@ struct OperationList {
     return list;
   }
 };
+
+/// The message of the report of that type that `body` ends with, or "accepted".
+template <typename Body>
+std::string fatal(const Body& body, const std::string& type) {
+  try {
+    body();
+  } catch (const sc_core::sc_report& report) {
+    EXPECT_EQ(report.get_msg_type(), type);
+    return report.get_msg();
+  }
+  return "accepted";
+}
 
 }  // namespace opd::tb

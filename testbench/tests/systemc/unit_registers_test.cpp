@@ -169,17 +169,6 @@ TEST(SystemcUnitRegisters, LooselyTimed) {
   EXPECT_EQ(host.read(kControl), 0u);
 }
 
-template <typename Body>
-std::string fatal(const Body& body, const std::string& type) {
-  try {
-    body();
-  } catch (const sc_core::sc_report& report) {
-    EXPECT_EQ(report.get_msg_type(), type);
-    return report.get_msg();
-  }
-  return "accepted";
-}
-
 TEST(SystemcUnitRegisters, DirectAccessNamesWhatItRefuses) {
   UnitBench bench({}, {});
   const std::string type = "/opd/vector_unit/register";
