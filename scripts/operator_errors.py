@@ -7,13 +7,14 @@ finite where the exact one is within the output format is counted as overflowed 
 """
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 
 import numpy as np
 
 import environment  # noqa: F401  finds the package opd
-from opd import compute
+from opd import compute, trace
 
 ROWS, COLUMNS, DEPTH = 64, 384, 96
 SETS = 12  # random sets per kernel
@@ -24,7 +25,7 @@ TORCH = {"PyTorch FP16": "float16", "PyTorch FP32": "float32"}
 # Format of operator and operands: the columns that say something of it, and exponents of the operands' levels.
 FORMATS = {"FP16": ((*MODES, *TORCH), (0, -12, -6, 3, 7, 12)),
            "FP32": (("FAST", "SAFE", "PyTorch FP32"), (0, -12, -6, 10, 40, 70))}
-LIMITS = {"FP16": 65504.0, "BF16": 3.3895e38, "FP32": 3.4028e38}
+LIMITS = {name: float(layout.max_value) for name, layout in trace.FORMATS.items()}
 
 
 def erf(x: np.ndarray) -> np.ndarray:
@@ -46,7 +47,7 @@ EXACT: dict[str, Callable[..., np.ndarray]] = {
     "scale": lambda x: x, "cast": lambda x: x, "relu": lambda x: np.maximum(x, 0), "square": lambda x: x * x,
     "gelu": lambda x: np.where(x < 0, 0.5 * x * np.vectorize(math.erfc)(-x / math.sqrt(2)), 0.5 * x * (1 + erf(x / math.sqrt(2)))),
     "gelu_tanh": lambda x: x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3))),
-    "silu": lambda x: x / (1 + np.exp(-x)), "exp": np.exp, "reciprocal": lambda x: 1 / x, "rsqrt": lambda x: 1 / np.sqrt(x),
+    "silu": lambda x: x / (1 + np.exp(-x)), "exp": lambda x: np.exp(x), "reciprocal": lambda x: 1 / x, "rsqrt": lambda x: 1 / np.sqrt(x),
     "sum": lambda x: x.sum(axis=1, keepdims=True), "sum_of_squares": lambda x: (x * x).sum(axis=1, keepdims=True),
     "maximum": lambda x: x.max(axis=1, keepdims=True), "mean": mean_of,
     "variance": lambda x: ((x - mean_of(x)) ** 2).mean(axis=1, keepdims=True), "softmax": softmax,
@@ -89,7 +90,7 @@ def operands_of(kernel: str, format: str, number: int) -> dict[str, np.ndarray]:
             x[:, 1::2] = -x[:, :columns - columns % 2:2] * (1 + 2.0 ** (-9 if format == "FP16" else -22) * random.integers(-2, 3, x[:, 1::2].shape))
         return np.clip(x, -LIMITS[format], LIMITS[format]).astype(dtype)
 
-    names = EXACT[kernel].__code__.co_varnames[:EXACT[kernel].__code__.co_argcount] if kernel != "exp" else ("x",)
+    names = tuple(inspect.signature(EXACT[kernel]).parameters)
     if kernel in ("matmul", "linear"):
         found = {name: draw(ROWS if i == 0 else COLUMNS, DEPTH, level if i == 0 else 1.0) for i, name in enumerate(names[:2])}
         return found | ({"bias": draw(1, COLUMNS, 1.0)} if kernel == "linear" else {})
