@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from opd.evaluate.reference import module
+from opd.reference import module
 from opd.registers import Format, Mode
 from opd.texts import quoted, suggestion
 from opd.trace import FORMATS

@@ -22,7 +22,8 @@ from opd.calibrate.fields import ENGINES
 from opd.calibrate.search import Search
 from opd.evaluate.corpus import Label, Run
 from opd.evaluate.metrics import Count
-from opd.evaluate.reference import ReferenceMissing, module, statistics
+from opd.evaluate.reference import statistics
+from opd.reference import ReferenceMissing, module
 from opd.registers import CONFIG_RANGE, CONFIG_RESET, PROFILES, Flag
 from opd.trace import Probe, Trace, TraceWriter
 

@@ -24,7 +24,7 @@ from opd.capture import Capture, CaptureError, cli, read_journal, recover  # noq
 from opd.capture import operands as operands_module  # noqa: E402
 from opd.capture.journal import CRC, HEAD, MAGIC, OPERANDS, read_records  # noqa: E402
 from opd.compute import compute  # noqa: E402
-from opd.evaluate.reference import ReferenceMissing, module  # noqa: E402
+from opd.reference import ReferenceMissing, module  # noqa: E402
 from opd.trace import Trace  # noqa: E402
 from test_capture import Gpt  # noqa: E402
 from torch import nn  # noqa: E402

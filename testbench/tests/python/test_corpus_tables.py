@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from opd.evaluate.reference import ReferenceMissing, module
+from opd.reference import ReferenceMissing, module
 from opd.registers import CONFIG_RANGE, CONFIG_RESET
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from opd.evaluate.reference import ReferenceMissing, module
+from opd.reference import ReferenceMissing, module
 from opd.registers import CONFIG_RESET
 from opd.report import RECORD
 from opd.trace import FORMATS as ELEMENTS

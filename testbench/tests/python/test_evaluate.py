@@ -25,7 +25,7 @@ from opd.evaluate.incident import first_bad
 from opd.evaluate.limits import NonfiniteOnly
 from opd.evaluate.matched import RATES
 from opd.evaluate.metrics import Count, Facts, Upstream, assess, first_incident
-from opd.evaluate.reference import ReferenceMissing, module
+from opd.reference import ReferenceMissing, module
 from opd.evaluate.tables import per_run, text
 from opd.trace import Probe, Trace
 

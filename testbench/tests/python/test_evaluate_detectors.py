@@ -19,8 +19,9 @@ from opd.evaluate.incident import first_bad
 from opd.evaluate.limits import FpCheckerDangerZone, NonfiniteOnly, StaticHeadroom
 from opd.evaluate.maxima import MegatronSpike, TransformerEngineAmax
 from opd.evaluate.metrics import lead_steps
-from opd.evaluate.reference import Forecast, Published, ReferenceMissing, learning_rate_changes, module
+from opd.evaluate.reference import Forecast, Published, learning_rate_changes
 from opd.evaluate.reference import statistics as arguments_of
+from opd.reference import ReferenceMissing, module
 from opd.registers import CONFIG_RESET, PROFILES, Flag
 from opd.report import read_records
 from opd.trace import Probe, Trace

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from opd.evaluate.reference import ReferenceMissing, module
+from opd.reference import ReferenceMissing, module
 from opd.trace import FORMATS, Trace
 from pages import PAGES, ROOT, cells, page_id, script, section
 

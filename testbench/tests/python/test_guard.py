@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/set
 
 import opd  # noqa: E402
 from opd.capture.errors import CaptureError  # noqa: E402
-from opd.evaluate.reference import ReferenceMissing, module, statistics  # noqa: E402
+from opd.evaluate.reference import statistics  # noqa: E402
+from opd.reference import ReferenceMissing, module  # noqa: E402
 from opd.guard import GuardError, ring  # noqa: E402
 from opd.guard.device import ReferenceDevice  # noqa: E402
 from opd.registers import Mode  # noqa: E402

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/set
 
 import ml_dtypes  # noqa: E402
 from opd.compute import compute, compute_exact  # noqa: E402
-from opd.evaluate.reference import ReferenceMissing, module  # noqa: E402
+from opd.reference import ReferenceMissing, module  # noqa: E402
 from opd.guard import activations, arithmetic, attention, modes, norms, products, softmax  # noqa: E402
 from opd.registers import Mode  # noqa: E402
 from opd.trace import Trace  # noqa: E402

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from opd.evaluate.reference import ReferenceMissing, module
+from opd.reference import ReferenceMissing, module
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "scripts" / "incident_logs"

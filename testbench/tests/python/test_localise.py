@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: scripts/setup installs it")
 
-from opd.evaluate.reference import ReferenceMissing, module  # noqa: E402
+from opd.reference import ReferenceMissing, module  # noqa: E402
 from opd.localise import LocaliseError, Seen, localise, random_states, read_bundle, write_bundle  # noqa: E402
 from opd.localise.command import main  # noqa: E402
 from opd.localise.finding import DATA, HARDWARE, NONE, NUMERIC  # noqa: E402

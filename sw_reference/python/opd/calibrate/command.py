@@ -16,7 +16,7 @@ from opd.calibrate.evidence import Subject
 from opd.calibrate.tables import text
 from opd.device_config import ConfigFileError
 from opd.evaluate.corpus import LABELS_FILE, SPLITS, CorpusError, Run, Runs, find_traces
-from opd.evaluate.reference import ReferenceMissing
+from opd.reference import ReferenceMissing
 from opd.registers import PROFILES
 from opd.texts import printable
 from opd.trace import KINDS, TraceError

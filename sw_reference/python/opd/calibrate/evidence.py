@@ -12,7 +12,8 @@ import numpy as np
 
 from opd.evaluate.corpus import Run
 from opd.evaluate.metrics import Count
-from opd.evaluate.reference import module, statistics
+from opd.evaluate.reference import statistics
+from opd.reference import module
 from opd.registers import CONFIG_RESET, Flag
 
 Settings = tuple[tuple[str, float], ...]  # fields and values, sorted by name: a key

@@ -23,10 +23,11 @@ from opd.evaluate.incident import UNKNOWN
 from opd.evaluate.log import Alarm
 from opd.evaluate.matched import matched
 from opd.evaluate.metrics import LEAD_WINDOW, WARM_UP, Facts, RunResult, assess
-from opd.evaluate.reference import Configured, ReferenceMissing
+from opd.evaluate.reference import Configured
 from opd.evaluate.report import page_of
 from opd.evaluate.tables import per_run, text
 from opd.files import write_all_whole
+from opd.reference import ReferenceMissing
 from opd.texts import printable
 from opd.trace import KINDS, LABELS, TraceError
 

@@ -4,41 +4,16 @@ Alarms and modes are those of the records: an alarm is a risk of at least RISK.S
 """
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import os
-from functools import cache
-from pathlib import Path
-
 import numpy as np
 
 from opd.device_config import DeviceConfig
 from opd.evaluate.detector import Detector, Samples, Verdict, scale_log2, spread
 from opd.evaluate.limits import HEADROOMS
+from opd.reference import module
 from opd.registers import CONFIG_RESET, PROFILES, Format, Order
 from opd.trace import FORMATS, Trace
 
-ROOT = Path(__file__).resolve().parents[4]
 CONTROLLER_BITS = 20  # of state per operator, the same for every detector: docs/controller.md, with the lock and disable bits
-
-
-class ReferenceMissing(RuntimeError):
-    """The C++ reference has not been built for Python."""
-
-
-@cache
-def module():
-    """opd._reference from the build folder (OPD_BUILD, default `build` of the repository). Raises ReferenceMissing."""
-    build = Path(os.environ.get("OPD_BUILD", ROOT / "build"))
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        file = build / "python" / "opd" / f"_reference{suffix}"
-        if file.exists():
-            spec = importlib.util.spec_from_file_location("opd._reference", file)
-            loaded = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(loaded)
-            return loaded
-    raise ReferenceMissing(f"{build}/python/opd/_reference: the C++ reference is not built for this Python; run scripts/setup, "
-                           "or name another build folder in OPD_BUILD")
 
 
 def learning_rate_changes(trace: Trace) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from opd.device_config import DeviceConfig
-from opd.evaluate.reference import module
+from opd.reference import module
 from opd.guard.errors import GuardError
 from opd.registers import Cause
 

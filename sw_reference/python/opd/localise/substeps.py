@@ -177,7 +177,7 @@ def modes_of(operator: Operator, output: Tensor, index: int) -> dict[str, bool]:
     """Mode -> whether the vector unit's result for the row of the element is finite. Empty where a dtype has no format or the reference
     is not built."""
     from opd.compute import compute
-    from opd.evaluate.reference import ReferenceMissing
+    from opd.reference import ReferenceMissing
 
     row = row_of(operator, index)
     attribute = row.pop("attribute", None)
