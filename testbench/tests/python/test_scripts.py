@@ -67,7 +67,7 @@ def test_without_an_environment_the_remedy_is_said(script, package, tmp_path):
     (["coverage", "--data", "a", "--data", "b"], "--data: is given more than once"),
     (["incident_logs", "--logs", "a", "--logs", "b"], "--logs: is given more than once"),
     (["fuzz", "--seed", "1", "--seed", "2"], "--seed: is given more than once"), (["fuzz", "--seconds", "0"], "--seconds: give a time above 0"),
-    (["fuzz", "--case", "3"], "--case: name one target"),
+    (["fuzz", "--case", "3"], "--case: name one target"), (["soak", "--seed", "1", "--seed", "2"], "--seed: is given more than once"),
     (["generate_registers", "--chek"], "--chek: no such option; did you mean --check?"),
     (["corpus_tables", "--chek", "--help"], "--chek: no such option; did you mean --check?"),
 ])
