@@ -80,11 +80,12 @@ class _Operators(Registry):
 
 
 class Monitor(Watch):
-    """Watches one model. failed: told an error of ours, must not raise. Raises CaptureError for probes that match nothing."""
+    """Watches one model. failed: told an error of ours, must not raise; inference: passes in evaluation mode without gradients count as
+    well. Raises CaptureError for probes that match nothing."""
 
     def __init__(self, model: nn.Module, optimizers: list[Optimizer], probes, sideband: str, compiled: str,
-                 failed: Callable[[Exception], None]):
-        super().__init__(statistics.CORE)
+                 failed: Callable[[Exception], None], inference: bool = False):
+        super().__init__(statistics.CORE, inference)
         self._failed_ = failed
         self._registry = _Operators()
         self._selection = Selection(probes)

@@ -19,13 +19,14 @@ from opd.capture.errors import CaptureError
 from opd.capture.hooks import COMPILED
 from opd.capture.optimizer import unwrap
 from opd.device_config import DeviceConfig
+from opd.guard.deciding import Decider
 from opd.guard.decisions import DecisionLog
 from opd.guard.device import Hints, Outcome, factory
 from opd.guard.errors import GuardError
-from opd.guard.modes import Modes, Plan
+from opd.guard.modes import Modes
 from opd.guard.monitor import FORWARD, SCALED, Monitor, Operator, Seen
 from opd.guard.ring import Light, Ring, State, Subject, all_finite, bytes_of_budget, kept, tensors_of_batches
-from opd.registers import Cause, Mode
+from opd.registers import Mode
 
 log = logging.getLogger("opd.guard")
 
@@ -96,15 +97,16 @@ class Guard:
         except CaptureError as error:
             raise GuardError(str(error)) from None
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._make_device = factory(device, config)
-        self._device = None
-        self._follows, self._follows_hints, self._every, self._clip = modes, hints, every, clip
+        make_device = factory(device, config)
+        self._follows_hints, self._every, self._clip = hints, every, clip
         self._ring_every = ring_every
         self._subject = Subject(model, plain, self._scaler, extra)
         self._ring = Ring(bytes_of_budget(ring), None if path is None else Path(path))
         self._log = DecisionLog(log)
         self._monitor = Monitor(model, plain, probes, sideband, compiled, self._fail)
         self._modes = Modes(self._monitor.modules, self._monitor.compiled, self._monitor.own_type, self._fail)
+        self._counts: Counter[str] = Counter()
+        self._decider = Decider(make_device, self._monitor, self._modes, self._log, self._counts, modes)
         self._step = first_step
         self._attempt = 0                       # of the open step
         self._informed = 0                      # those in which it was looked at
@@ -122,11 +124,8 @@ class Guard:
         self._light: Light | None = None
         self._hints = Hints()
         self._scale_factor = 1.0                # what the loss scale was multiplied by
-        self._in_force: np.ndarray = np.zeros(0, np.uint8)  # mode of every operator
         self._lr: list[float] = []
         self._last_state: int | None = None
-        self._counts: Counter[str] = Counter()
-        self._over: set[str] = set()            # operators that the device has no place for
 
     # --- what the user calls
 
@@ -142,7 +141,7 @@ class Guard:
         """Takes the guard off. A second call does nothing."""
         if not self._is_open:
             return
-        self._guarded(self._note_carried)
+        self._guarded(self._decider.note_carried, self._step)
         self._is_open = False
         self._take_off()
         self._log.close()
@@ -244,8 +243,7 @@ class Guard:
 
     def modes(self) -> dict[str, str]:
         """Operators that are not in FAST, and their modes."""
-        return {operator.name: Mode(int(self._in_force[operator.op])).name for operator in self._monitor.operators
-                if operator.op < len(self._in_force) and self._in_force[operator.op]}
+        return self._decider.outside_fast()
 
     def summary(self) -> dict:
         """Counts of the run so far."""
@@ -302,11 +300,9 @@ class Guard:
                 log.debug("a hook could not be removed", exc_info=True)
         try:
             self._scale_by(Hints())
-            if self._device is not None:
-                self._device.close()
+            self._decider.close()
         except Exception:
             log.debug("the device could not be closed", exc_info=True)
-        self._device = None
 
     # --- the parts of a step
 
@@ -405,15 +401,10 @@ class Guard:
     def _without_ordinary(self, seen: Seen, outputs: list[Operator]) -> list[Operator]:
         """Outputs that hold Inf or NaN in SAFE as well, while loss and gradients are finite, are made that way: a mask. The device does
         not judge them, and they go back to FAST."""
-        made = [operator for operator in outputs if operator.op < len(self._in_force) and self._in_force[operator.op] == Mode.SAFE]
+        made = [operator for operator in outputs if self._decider.mode_of(operator) == Mode.SAFE]
         if not made or not self._has_finite_gradients():
             return outputs
-        for operator in made:
-            operator.is_ordinary = True
-            self._device.set_operator(operator.op, mode=int(Mode.FAST), disabled=True)
-            self._in_force[operator.op] = Mode.FAST
-        self._apply_modes()
-        self._log.note("ordinary", self._step, operators=[operator.name for operator in made])
+        self._decider.excuse(self._step, made)
         return [operator for operator in outputs if operator not in made]
 
     def _has_finite_gradients(self) -> bool:
@@ -479,50 +470,15 @@ class Guard:
             if seen.nonfinite[i] and (operator.is_ordinary or (operator.kind in SCALED and self._scaler is not None)):
                 continue  # made that way, or the scaler's
             taken.append(i)
-        if not taken:
-            return None
-        if self._device is None:
-            self._open_device(len(self._monitor.operators))
-        places = [i for i in taken if seen.operators[i].op < len(self._in_force)]
-        left = {seen.operators[i].name for i in taken} - {seen.operators[i].name for i in places} - self._over
-        if left:
-            self._over |= left
-            log.warning("%d operators were seen too late to be watched: %s", len(left), ", ".join(sorted(left)[:5]))
-        if not places:
-            return None
-        operators = [seen.operators[i] for i in places]
-        outcome = self._device.step(
-            self._step & 0xFFFFFFFF, np.array([operator.op for operator in operators], np.uint16), seen.format[places],
-            seen.max_mag()[places], seen.elements[places], seen.nonfinite[places], np.zeros(len(places), np.uint32),
-            np.array([scale_log2 if operator.kind in SCALED else 0 for operator in operators], np.int8))
-        self._counts["executions"] += len(places)
-        self._counts["outside_fast"] += int(np.count_nonzero(self._in_force[[operator.op for operator in operators]]))
-        self._follow(outcome)
-        return outcome
-
-    def _open_device(self, operators: int) -> None:
-        places = 16
-        while places < 2 * operators:
-            places *= 2
-        places = min(places, 65536)
-        self._device = self._make_device(places)
-        self._in_force = np.zeros(places, np.uint8)
-
-    def _follow(self, outcome: Outcome) -> None:
-        names = self._monitor.operators
-        for event in outcome.events:
-            if event.old_mode != event.new_mode:
-                self._counts["mode_changes"] += 1
-                self._log.note("mode", self._step, operator=names[event.op].name, old=Mode(event.old_mode).name,
-                               new=Mode(event.new_mode).name, cause=Cause(event.cause).name, risk=int(event.risk))
-        self._in_force = np.array(outcome.modes, np.uint8)
-        self._apply_modes()
-        if outcome.hints != self._hints:
+        scales = np.array([scale_log2 if seen.operators[i].kind in SCALED else 0 for i in taken], np.int8)
+        outcome = self._decider.feed(self._step, seen, taken, scales)
+        if outcome is not None and outcome.hints != self._hints:
             self._log.note("hints", self._step, loss_scale_shift=int(outcome.hints.loss_scale_shift),
                            clip_shift=int(outcome.hints.clip_shift), learning_rate_factor=float(outcome.hints.learning_rate_factor))
             self._hints = outcome.hints
             if self._follows_hints:
                 self._scale_by(outcome.hints)
+        return outcome
 
     def _scale_by(self, hints: Hints) -> None:
         """The loss scale under a hint, 1 at least; it replaces the hint before."""
@@ -534,31 +490,14 @@ class Guard:
             self._scaler.update(own * factor)
             self._scale_factor = factor
 
-    def _apply_modes(self) -> None:
-        if not self._follows:
-            return
-        levels: dict[str, dict[str, Mode]] = {}
-        for operator in self._monitor.operators:
-            if operator.module and operator.op < len(self._in_force) and self._in_force[operator.op]:
-                parts = levels.setdefault(operator.module, {})
-                parts[operator.part] = max(parts.get(operator.part, Mode.FAST), Mode(int(self._in_force[operator.op])))
-        self._note_carried()
-        self._modes.apply({name: Plan(**parts) for name, parts in levels.items()})
-
-    def _note_carried(self) -> None:
-        for name, calls in self._modes.carried.items():
-            self._log.note("carried", self._step, module=name, calls=calls)
-            self._counts["carried"] += calls
-        self._modes.carried.clear()
-
     def _rates(self) -> list[float]:
         return [float(group["lr"]) for optimizer in self._subject.optimizers for group in optimizer.param_groups if "lr" in group]
 
     def _announce_rates(self) -> None:
         rates = self._rates()
         if len(rates) == len(self._lr) and any(new > RATE_CHANGE * old or new * RATE_CHANGE < old for old, new in zip(self._lr, rates)):
-            if self._device is not None:
-                self._device.announce_learning_rate(self._step & 0xFFFFFFFF)
+            if self._decider.device is not None:
+                self._decider.device.announce_learning_rate(self._step & 0xFFFFFFFF)
         self._lr = rates
 
     # --- the way back
@@ -584,8 +523,8 @@ class Guard:
         if not all_finite(tensors_of_batches(self._open_batches)):
             self._drop("the batch itself is not finite")
             return
-        if not self._follows or self._informed >= ATTEMPTS:
-            self._drop(f"{verdict.what} is not finite{' in any mode' if self._follows else ''}")
+        if not self._decider.follows or self._informed >= ATTEMPTS:
+            self._drop(f"{verdict.what} is not finite{' in any mode' if self._decider.follows else ''}")
             return
         if self._informed and not self._to_safe(verdict):
             self._drop(f"{verdict.what} is not finite{' in any mode' if self._monitor.operators else ''}")
@@ -608,24 +547,9 @@ class Guard:
     def _to_safe(self, verdict: _Verdict) -> bool:
         """The operator that was non-finite first, at the next attempt all that were, then all: to SAFE. What is there already leads to
         the next stage. Returns whether any was not."""
-        found = [operator for operator in verdict.bad if operator.module]
-        everything = [operator for operator in self._monitor.operators if operator.module and not operator.is_ordinary]
-        if self._device is None and everything:
-            self._open_device(len(self._monitor.operators))
-        for stage in range(self._informed, ATTEMPTS):
-            chosen = found[:1] if stage == 1 else found if stage == 2 else everything
-            chosen = [operator for operator in chosen if operator.op < len(self._in_force) and self._in_force[operator.op] != Mode.SAFE]
-            if chosen:
-                break
-        for operator in chosen:
-            self._device.set_operator(operator.op, mode=int(Mode.SAFE))
-            self._counts["mode_changes"] += 1
-            self._log.note("mode", self._step, operator=operator.name, old=Mode(int(self._in_force[operator.op])).name,
-                           new=Mode.SAFE.name, cause="RECOVERY", risk=255)
-            self._in_force[operator.op] = Mode.SAFE
+        stage, changed = self._decider.to_safe(self._step, verdict.bad, self._informed, ATTEMPTS)
         self._informed = max(self._informed, stage)
-        self._apply_modes()
-        return bool(chosen)
+        return changed
 
     def _drop(self, why: str) -> None:
         """The step's batches are given up; too many in a row, and the parameters are to blame."""
