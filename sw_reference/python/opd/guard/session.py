@@ -1,6 +1,7 @@
 """The guard of one run: statistics to the device, modes and hints back, and the way back when a value turns non-finite."""
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -186,24 +187,33 @@ class Guard:
         optimizer has stepped; a scheduler should step only then."""
         if loss is not None:
             self.backward(loss)
-        if not self._is_on:
-            return self._plain_step()
+        if self._is_on:
+            may_step, seen = self._permission()
+            if not may_step:
+                return False
+            if self._is_on:
+                has_stepped = self._optimizer_step()
+                stays = self._guarded(self._end_step, seen, has_stepped)
+                return has_stepped and stays is not False
+        return self._plain_step()
+
+    def _permission(self) -> tuple[bool, Seen | None]:
+        """Whether the open step may reach the parameters, and what was seen of it. If not, what follows from that is done, and its
+        gradients are gone."""
         self._guarded(self._begin)
         verdict = self._guarded(self._judge)
         if self._backward_error is not None:
             self._fail(RuntimeError(f"backward in other modes: {self._backward_error}"))
         if not self._is_on:
-            if self._losses and not all(map(math.isfinite, self._losses)) or self._backward_error is not None:
+            is_lost = bool(self._losses) and not all(map(math.isfinite, self._losses)) or self._backward_error is not None
+            if is_lost:
                 self._zero_grad()
-                return False
-            return self._plain_step()
+            return not is_lost, None
         if isinstance(verdict[0], _Verdict):
             self._guarded(self._recover, *verdict)
             self._zero_grad()
-            return False
-        has_stepped = self._optimizer_step()
-        stays = self._guarded(self._end_step, verdict[1], has_stepped)
-        return has_stepped and stays is not False
+            return False, None
+        return True, verdict[1]
 
     def resume(self) -> int | None:
         """Restores the newest state in the folder `path`, which an earlier run has left; returns the number of the step that comes
@@ -355,24 +365,30 @@ class Guard:
 
     def _optimizer_step(self) -> bool:
         """The optimizer's step under the hints in force, which are taken back behind it."""
-        hints = self._hints if self._follows_hints else Hints()
         own_clip = self._clip
-        groups = [group for optimizer in self._subject.optimizers for group in optimizer.param_groups]
-        rates = [group.get("lr") for group in groups]
         try:
-            if own_clip is not None:
-                self._clip = own_clip * 2.0**hints.clip_shift
-            if hints.learning_rate_factor != 1.0:
-                for group, rate in zip(groups, rates):
-                    if rate is not None:
-                        group["lr"] = rate * hints.learning_rate_factor
-            return self._plain_step()
+            if own_clip is not None and self._follows_hints:
+                self._clip = own_clip * 2.0**self._hints.clip_shift
+            with self._hinted_rates():
+                return self._plain_step()
         finally:
             self._clip = own_clip
-            if hints.learning_rate_factor != 1.0:
+
+    @contextlib.contextmanager
+    def _hinted_rates(self) -> Iterator[None]:
+        """The learning rates under the hint in force."""
+        factor = self._hints.learning_rate_factor if self._follows_hints else 1.0
+        groups = [group for optimizer in self._subject.optimizers for group in optimizer.param_groups if group.get("lr") is not None]
+        rates = [group["lr"] for group in groups]
+        try:
+            if factor != 1.0:
                 for group, rate in zip(groups, rates):
-                    if rate is not None:
-                        group["lr"] = rate
+                    group["lr"] = rate * factor
+            yield
+        finally:
+            if factor != 1.0:
+                for group, rate in zip(groups, rates):
+                    group["lr"] = rate
 
     def _zero_grad(self) -> None:
         for optimizer in self._optimizers:
@@ -529,6 +545,10 @@ class Guard:
         if self._informed and not self._to_safe(verdict):
             self._drop(f"{verdict.what} is not finite{' in any mode' if self._monitor.operators else ''}")
             return
+        self._retry()
+
+    def _retry(self) -> None:
+        """The step's batches come again, in the modes that are in force now."""
         batches, self._open_batches = self._open_batches, []
         self._again.extendleft(reversed(batches))
         self._counts["retries"] += 1
