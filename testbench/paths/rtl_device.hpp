@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 #include "paths/coverage.hpp"
@@ -111,9 +112,17 @@ class RtlDevice final : public PinDevice {
   void edge() override {
     model_->clk_i = 1;
     model_->eval();
+    check();
     ++cycle_;
     dump();
     model_->clk_i = 0;
+  }
+
+  /// From here on an assertion that fails throws std::runtime_error, from the clock in which it
+  /// does. Without this it ends the process.
+  void throw_on_failure() {
+    context_.fatalOnError(false);
+    throws_ = true;
   }
 
   /// Edges since reset release.
@@ -130,7 +139,15 @@ class RtlDevice final : public PinDevice {
   }
 
  private:
+  /// Verilator tells a failure to the thread's context, which is the latest one that was made.
+  void check() {
+    if (throws_ && context_.gotError())
+      throw std::runtime_error("an assertion of the RTL has failed (cycle " +
+                               std::to_string(cycle_) + "); its name is on standard output");
+  }
+
   void drive(const CycleInput& input) {
+    if (throws_) Verilated::threadContextp(&context_);
     model_->beat_valid_i = input.beat_valid;
     if (input.beat_valid) {
       const OpDescriptor& d = input.beat.descriptor;
@@ -175,6 +192,7 @@ class RtlDevice final : public PinDevice {
 
   void settle() {
     model_->eval();
+    check();
     dump();
   }
 
@@ -199,6 +217,7 @@ class RtlDevice final : public PinDevice {
   std::unique_ptr<Model> model_;
   std::unique_ptr<VerilatedFstC> trace_;
   bool trace_open_ = false;
+  bool throws_ = false;  ///< on failure
   std::uint64_t cycle_ = 0;
 };
 

@@ -13,6 +13,12 @@ std::unique_ptr<PinDevice> make_rtl_device(std::optional<WaveformWindow> window)
   return std::make_unique<RtlDevice<Vopd_top>>(std::move(window));
 }
 
+std::unique_ptr<PinDevice> make_throwing_rtl_device() {
+  auto device = std::make_unique<RtlDevice<Vopd_top>>();
+  device->throw_on_failure();
+  return device;
+}
+
 double measure_rtl_speed(const std::vector<CycleInput>& stimulus, double seconds) {
   using Clock = std::chrono::steady_clock;
   RtlDevice<Vopd_top> device;

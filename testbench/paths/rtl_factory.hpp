@@ -15,6 +15,9 @@ namespace opd::tb {
 /// In reset state: its registers are written through the APB pins.
 [[nodiscard]] std::unique_ptr<PinDevice> make_rtl_device(std::optional<WaveformWindow> window = {});
 
+/// The same, but an assertion that fails throws std::runtime_error instead of ending the process.
+[[nodiscard]] std::unique_ptr<PinDevice> make_throwing_rtl_device();
+
 /// Beats per second of the bare Verilated device on a recorded stimulus, repeated until `seconds`
 /// have passed.
 [[nodiscard]] double measure_rtl_speed(const std::vector<CycleInput>& stimulus, double seconds);

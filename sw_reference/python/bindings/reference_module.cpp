@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "completions.hpp"
 #include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
 #include "opd/reference/log2_code.hpp"
@@ -33,10 +34,7 @@ namespace py = pybind11;
 
 namespace {
 
-template <class T>
-using Array = py::array_t<T, py::array::c_style>;
-
-[[noreturn]] void fail(const std::string& text) { throw py::value_error(text); }
+using namespace opd::bindings;
 
 /// Refuses an array whose extents are others than those of the trace.
 void check_shape(const char* name, const py::array& array,
@@ -45,31 +43,6 @@ void check_shape(const char* name, const py::array& array,
   py::ssize_t axis = 0;
   for (const py::ssize_t extent : shape) same = same && array.shape(axis++) == extent;
   if (!same) fail(std::string(name) + ": has another shape than [steps, probes] of max_mag says");
-}
-
-/// Reset values with the given fields replaced.
-opd::Config config_of(const std::map<std::string, double>& settings) {
-  opd::Config config;
-  for (const auto& [name, value] : settings) {
-    bool known = false;
-    for (const opd::ConfigField& field : opd::kConfigFields) {
-      if (field.name != name) continue;
-      known = true;
-      if (field.is_float) {
-        field.set(config, std::bit_cast<std::int32_t>(static_cast<float>(value)));
-        continue;
-      }
-      // A setter narrows to the field's own type: the range is checked before.
-      const bool in_range = value >= field.minimum && value <= field.maximum;
-      if (!in_range || value != static_cast<std::int32_t>(value)) {
-        fail(name + ": is not a whole number in " + std::to_string(field.minimum) + ".." +
-             std::to_string(field.maximum));
-      }
-      field.set(config, static_cast<std::int32_t>(value));
-    }
-    if (!known) fail(name + ": is no configuration field; see docs/registers.md");
-  }
-  return config;
 }
 
 py::tuple run(const Array<std::uint32_t>& step, const Array<std::uint8_t>& format,
@@ -94,9 +67,9 @@ py::tuple run(const Array<std::uint32_t>& step, const Array<std::uint8_t>& forma
   parameters.forecast_engine = forecast_engine;
   parameters.published_engine = published_engine;
   opd::ref::CpuReference reference(parameters, config_of(settings));
-  py::array_t<opd::OpRecord> records({steps, probes});
+  py::array records = record_array({steps, probes});
   py::array_t<double> z({steps, probes});
-  auto record = records.mutable_unchecked<2>();
+  auto* const record = static_cast<opd::OpRecord*>(records.mutable_data());
   auto score = z.mutable_unchecked<2>();
   std::uint32_t seq = 0;
   for (py::ssize_t s = 0; s < steps; ++s) {
@@ -116,7 +89,7 @@ py::tuple run(const Array<std::uint32_t>& step, const Array<std::uint8_t>& forma
                               .first_nonfinite = is_nonfinite ? 0 : opd::kNoElement,
                               .saturated_count = saturated.at(s, p)});
       if (!detection) fail("format: " + std::to_string(format.at(p)) + " is no format code");
-      record(s, p) = detection->record;
+      record[s * probes + p] = detection->record;
       score(s, p) =
           detection->score.scored ? detection->score.z() : std::numeric_limits<double>::quiet_NaN();
     }
@@ -136,66 +109,28 @@ class Unit {
                  const Array<std::uint8_t>& format, const Array<std::uint32_t>& max_mag,
                  const Array<std::uint32_t>& element_count, const Array<std::uint32_t>& nonfinite,
                  const Array<std::uint32_t>& saturated, const Array<std::int8_t>& scale_log2) {
-    if (op.ndim() != 1) fail("op: is not [completions]");
-    const py::ssize_t count = op.shape(0);
-    const std::array<std::pair<const char*, const py::array*>, 6> others = {
-        {{"format", &format},
-         {"max_mag", &max_mag},
-         {"element_count", &element_count},
-         {"nonfinite", &nonfinite},
-         {"saturated", &saturated},
-         {"scale_log2", &scale_log2}}};
-    for (const auto& [name, array] : others) {
-      if (array->ndim() != 1 || array->shape(0) != count)
-        fail(std::string(name) + ": is not [completions] as op is");
+    const std::vector<opd::Statistic> completions =
+        completions_of(step, op, format, max_mag, element_count, nonfinite, saturated, scale_log2,
+                       parameters_.num_ops);
+    std::vector<opd::OpRecord> records;
+    std::vector<opd::Event> events;
+    for (const opd::Statistic& completion : completions) {
+      const opd::ref::Detection detection =
+          reference_.complete(seq_++, completion.descriptor, completion.summary).value();
+      records.push_back(detection.record);
+      if (const auto event = detection.event()) events.push_back(*event);
     }
-    for (py::ssize_t i = 0; i < count; ++i) {
-      if (op.at(i) >= parameters_.num_ops)
-        fail("op: " + std::to_string(op.at(i)) + " is none of the unit's " +
-             std::to_string(parameters_.num_ops));
-      if (!opd::ref::is_known(static_cast<opd::Format>(format.at(i))))
-        fail("format: " + std::to_string(format.at(i)) + " is no format code");
-    }
-    py::array_t<opd::OpRecord> records(std::vector<py::ssize_t>{count});
-    auto record = records.mutable_unchecked<1>();
-    py::list events;
-    for (py::ssize_t i = 0; i < count; ++i) {
-      const opd::Mode before = reference_.mode(op.at(i));
-      const auto detection =
-          reference_.complete(seq_++,
-                              {.op = op.at(i),
-                               .format = static_cast<opd::Format>(format.at(i)),
-                               .step = step,
-                               .scale_log2 = scale_log2.at(i)},
-                              {.max_mag = max_mag.at(i),
-                               .element_count = element_count.at(i),
-                               .nonfinite_count = nonfinite.at(i),
-                               // The position is not known (docs/formats.md "Trace").
-                               .first_nonfinite = nonfinite.at(i) > 0 ? 0 : opd::kNoElement,
-                               .saturated_count = saturated.at(i)});
-      record(i) = detection.value().record;
-      const opd::OpRecord& made = record(i);
-      if (made.cause != 0 || (made.flags & opd::flag_bit(opd::Flag::kUpset)) != 0) {
-        events.append(py::make_tuple(made.step, made.op, static_cast<unsigned>(before), made.mode,
-                                     made.cause, made.flags, made.risk));
-      }
-    }
-    return py::make_tuple(records, events);
+    return py::make_tuple(array_of(records), tuples_of(events));
   }
 
   Array<std::uint8_t> modes() const {
-    Array<std::uint8_t> all(
-        std::vector<py::ssize_t>{static_cast<py::ssize_t>(parameters_.num_ops)});
-    std::uint8_t* const mode = all.mutable_data();
+    std::vector<opd::Mode> all;
     for (unsigned op = 0; op < parameters_.num_ops; ++op)
-      mode[op] = static_cast<std::uint8_t>(reference_.mode(static_cast<std::uint16_t>(op)));
-    return all;
+      all.push_back(reference_.mode(static_cast<std::uint16_t>(op)));
+    return array_of(all);
   }
 
-  py::tuple hints() const {
-    const opd::Hints hints = reference_.hints();
-    return py::make_tuple(hints.loss_scale_shift, hints.clip_shift, hints.learning_rate_factor);
-  }
+  py::tuple hints() const { return tuple_of(reference_.hints()); }
 
   std::optional<std::uint32_t> last_clean_step() const { return reference_.last_clean_step(); }
 
@@ -203,17 +138,17 @@ class Unit {
 
   /// (mode, locked, disabled)
   py::tuple operator_state(std::uint16_t op) {
-    return tuple_of(reference_.command(op, opd::Command::kRead));
+    return setting_of(reference_.command(op, opd::Command::kRead));
   }
 
   py::tuple set_operator(std::uint16_t op, unsigned mode, bool locked, bool disabled) {
-    return tuple_of(reference_.command(
+    return setting_of(reference_.command(
         op, opd::Command::kSet,
         {.mode = static_cast<opd::Mode>(mode), .locked = locked, .disabled = disabled}));
   }
 
  private:
-  static py::tuple tuple_of(const opd::ref::OpState& state) {
+  static py::tuple setting_of(const opd::ref::OpState& state) {
     return py::make_tuple(static_cast<unsigned>(state.controller.mode),
                           static_cast<bool>(state.controller.locked),
                           static_cast<bool>(state.controller.disabled));
@@ -401,8 +336,6 @@ PYBIND11_MODULE(_reference, module) {
   module.doc() =
       "The detection unit of opd's C++ reference (opd::ref::CpuReference) and its vector unit "
       "(opd/reference/compute.hpp).";
-  PYBIND11_NUMPY_DTYPE(opd::OpRecord, seq, step, op, format, mode, max_mag, nonfinite_count,
-                       first_nonfinite, saturated_count, flags, risk, cause);
   module.def("run", &run, py::arg("step"), py::arg("format"), py::arg("element_count"),
              py::arg("max_mag"), py::arg("nonfinite"), py::arg("saturated"), py::arg("scale_log2"),
              py::arg("learning_rate_changes"), py::arg("config") = std::map<std::string, double>{},

@@ -1,4 +1,5 @@
-"""The C++ reference, built for Python (module opd._reference, target opd_python)."""
+"""What the build makes for Python: the C++ reference (opd._reference, target opd_python), and the simulated devices (opd._device, target
+opd_device_python)."""
 from __future__ import annotations
 
 import importlib.machinery
@@ -11,19 +12,29 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class ReferenceMissing(RuntimeError):
-    """The C++ reference has not been built for Python."""
+    """A C++ module has not been built for Python."""
 
 
 @cache
 def module():
     """opd._reference from the build folder (OPD_BUILD, default `build` of the repository). Raises ReferenceMissing."""
+    return _built("_reference", "the C++ reference is not built for this Python; run scripts/setup")
+
+
+@cache
+def simulated_devices():
+    """opd._device from there. Raises ReferenceMissing."""
+    return _built("_device", "the SystemC and RTL devices are not built for this Python; run scripts/setup, or `cmake --build build "
+                             "--target opd_device_python`")
+
+
+def _built(name: str, lacking: str):
     build = Path(os.environ.get("OPD_BUILD", ROOT / "build"))
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        file = build / "python" / "opd" / f"_reference{suffix}"
+        file = build / "python" / "opd" / f"{name}{suffix}"
         if file.exists():
-            spec = importlib.util.spec_from_file_location("opd._reference", file)
+            spec = importlib.util.spec_from_file_location(f"opd.{name}", file)
             loaded = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(loaded)
             return loaded
-    raise ReferenceMissing(f"{build}/python/opd/_reference: the C++ reference is not built for this Python; run scripts/setup, "
-                           "or name another build folder in OPD_BUILD")
+    raise ReferenceMissing(f"{build}/python/opd/{name}: {lacking}, or name another build folder in OPD_BUILD")

@@ -19,10 +19,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/set
 
 import opd  # noqa: E402
 from opd.capture.errors import CaptureError  # noqa: E402
+from opd.device import Device, Hints  # noqa: E402
 from opd.evaluate.reference import statistics  # noqa: E402
 from opd.reference import ReferenceMissing, module  # noqa: E402
 from opd.guard import GuardError, ring  # noqa: E402
-from opd.guard.device import ReferenceDevice  # noqa: E402
 from opd.registers import Mode  # noqa: E402
 from opd.trace import Trace  # noqa: E402
 from torch import nn  # noqa: E402
@@ -429,11 +429,11 @@ def test_an_output_that_is_made_with_inf_is_ordinary():
 # --- hints
 
 
-class Scripted(ReferenceDevice):
+class Scripted(Device):
     """A device whose hints are chosen by the step."""
 
     def __init__(self, num_ops, hints, modes=None):
-        super().__init__(num_ops, {})
+        super().__init__("cpu", num_ops)
         self._script, self._modes_at = hints, modes or {}
 
     def step(self, step, *arguments, **options):
@@ -445,7 +445,6 @@ class Scripted(ReferenceDevice):
 
 
 def test_hints_act_on_the_next_step_and_are_taken_back():
-    from opd.guard.device import Hints
     rates, norms, scales = [], [], []
 
     class Sgd(torch.optim.SGD):
@@ -472,12 +471,12 @@ def test_hints_act_on_the_next_step_and_are_taken_back():
 def test_a_change_of_the_learning_rate_is_announced():
     announced = []
 
-    class Listening(ReferenceDevice):
+    class Listening(Device):
         def announce_learning_rate(self, step):
             announced.append(step)
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with opd.guard(model, optimizer, device=lambda count: Listening(count, {})) as g:
+    with opd.guard(model, optimizer, device=lambda count: Listening("cpu", count)) as g:
         for i, (x, y) in enumerate(data(6)):
             g.step(functional.mse_loss(model(x).mean(1), y))
             optimizer.param_groups[0]["lr"] = 0.1 if i < 3 else 0.05
@@ -494,7 +493,7 @@ def test_the_device_step_by_step_is_the_device_of_a_replay(name):
     given = statistics(trace)
     records, _ = module().run(**given)
     operators = len(trace.probes)
-    device = ReferenceDevice(operators, {})
+    device = Device("cpu", operators)
     changes = 0
     for i, step in enumerate(given["step"]):
         if given["learning_rate_changes"][i]:
@@ -508,11 +507,11 @@ def test_the_device_step_by_step_is_the_device_of_a_replay(name):
     assert changes == np.count_nonzero(records["cause"]) > 0
     device.set_operator(3, disabled=True)
     device.set_operator(3, mode=2)
-    assert device._unit.operator(3) == (2, False, True)
+    assert device.operator(3) == (2, False, True)
 
 
 def test_a_device_refuses_what_it_cannot_take():
-    device = ReferenceDevice(4, {})
+    device = Device("cpu", 4)
     one = {"format": np.zeros(1, np.uint8), "max_mag": np.ones(1, np.uint32), "element_count": np.ones(1, np.uint32), "nonfinite": np.zeros(1, np.uint32)}
     with pytest.raises(ValueError, match="op: 4 is none of the unit's 4"):
         device.step(0, np.array([4], np.uint16), **one)
@@ -588,9 +587,9 @@ def test_a_guard_that_fails_never_ends_the_run(where, caplog, tmp_path, monkeypa
         return function
     options = {"ring_every": 1}
     if where == "device":
-        class Failing(ReferenceDevice):
-            step = failing(ReferenceDevice.step, 3)
-        options["device"] = lambda count: Failing(count, {})
+        class Failing(Device):
+            step = failing(Device.step, 3)
+        options["device"] = lambda count: Failing("cpu", count)
     elif where == "statistics":
         monkeypatch.setattr(measuring, "measure", failing(measuring.measure, 60))
     elif where == "log":

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from opd.device import Outcome
 from opd.guard.decisions import DecisionLog
-from opd.guard.device import Outcome
+from opd.guard.device import places_for
 from opd.guard.modes import Modes, Plan
 from opd.guard.monitor import Monitor, Operator, Seen
 from opd.registers import Cause, Mode
@@ -34,11 +35,8 @@ class Decider:
         self._over: set[str] = set()                       # operators that the device has no place for
 
     def open(self) -> None:
-        """Makes the device, with places for the operators that are known and as many again."""
-        places = 16
-        while places < 2 * len(self._monitor.operators):
-            places *= 2
-        places = min(places, 65536)
+        """Makes the device, with places for the operators that are known and, if it can, as many again. Raises GuardError."""
+        places = places_for(self._make_device, len(self._monitor.operators))
         self.device = self._make_device(places)
         self.in_force = np.zeros(places, np.uint8)
 

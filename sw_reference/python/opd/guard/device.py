@@ -1,88 +1,48 @@
-"""The device that a guard asks, one training step at a time: here the C++ reference itself (opd._reference.Unit)."""
+"""The device that a guard asks: which one, and how many operators it is made for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
-
+from opd.device import KINDS, MOST_OPS, Device, largest
 from opd.device_config import DeviceConfig
-from opd.reference import module
 from opd.guard.errors import GuardError
-from opd.registers import Cause
 
 
-class Event(NamedTuple):
-    """A completion that changed a mode, escalated or found an upset (docs/controller.md)."""
-    step: int
-    op: int
-    old_mode: int
-    new_mode: int
-    cause: int
-    flags: int
-    risk: int
+class Maker:
+    """Makes a device of the kind when the number of operators is known. largest: operators that it can have."""
 
+    def __init__(self, kind: str, config: Mapping[str, float] | DeviceConfig | None):
+        self.kind, self.config = kind, config
+        self.largest = largest(kind)
 
-@dataclass(frozen=True)
-class Hints:
-    """What the training loop should do now: loss scale * 2^shift, clip threshold * 2^shift, learning rate * factor."""
-    loss_scale_shift: int = 0
-    clip_shift: int = 0
-    learning_rate_factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one step: records (fields of OpRecord), events, mode of every operator from now on, hints."""
-    records: np.ndarray
-    events: list[Event]
-    modes: np.ndarray
-    hints: Hints
-    escalate: bool
-    last_clean_step: int | None
-    cycles: int = 0
-
-
-class ReferenceDevice:
-    """The reference's detection unit. config: fields of the configuration that are not at their reset value."""
-
-    def __init__(self, num_ops: int, config: Mapping[str, float]):
-        self._unit = module().Unit(num_ops, dict(config))
-
-    def step(self, step: int, op: np.ndarray, format: np.ndarray, max_mag: np.ndarray, element_count: np.ndarray,
-             nonfinite: np.ndarray, saturated: np.ndarray | None = None, scale_log2: np.ndarray | None = None) -> Outcome:
-        records, events = self._unit.step(step, op, format, max_mag, element_count, nonfinite,
-                                          np.zeros(len(op), np.uint32) if saturated is None else saturated,
-                                          np.zeros(len(op), np.int8) if scale_log2 is None else scale_log2)
-        found = [Event(*event) for event in events]
-        loss_scale, clip, rate = self._unit.hints()
-        return Outcome(records, found, self._unit.modes(), Hints(loss_scale, clip, rate / 65536),
-                       any(event.cause == Cause.ESCALATE for event in found), self._unit.last_clean_step())
-
-    def announce_learning_rate(self, step: int) -> None:
-        self._unit.announce_learning_rate(step)
-
-    def set_operator(self, op: int, mode: int | None = None, locked: bool | None = None, disabled: bool | None = None) -> None:
-        """The command SET; None keeps."""
-        now = self._unit.operator(op)
-        self._unit.set_operator(op, *(old if new is None else new for old, new in zip(now, (mode, locked, disabled))))
-
-    def close(self) -> None:
-        pass
+    def __call__(self, num_ops: int) -> Device:
+        return Device(self.kind, num_ops, self.config)
 
 
 def factory(device: str | Callable, config: Mapping[str, float] | DeviceConfig | None) -> Callable[[int], object]:
-    """What makes the device once the number of operators is known. Raises GuardError."""
+    """What makes the device once the number of operators is known; one is made here and closed again. Raises GuardError."""
     if callable(device):
         return device
-    if device != "cpu":
-        raise GuardError(f"device: {device!r} is unknown; use \"cpu\", or a function (number of operators) -> device")
-    settings = config.settings() if isinstance(config, DeviceConfig) else dict(config or {})
+    if device not in KINDS:
+        raise GuardError(f"device: {device!r} is unknown; use one of {', '.join(KINDS)}, or a function (number of operators) -> device")
     try:
-        module().Unit(1, settings)
+        make = Maker(device, config)
+        make(1).close()
     except ValueError as error:
         raise GuardError(f"config: {error}") from None
     except RuntimeError as error:
         raise GuardError(f"device: {error}") from None
-    return lambda num_ops: ReferenceDevice(num_ops, settings)
+    return make
+
+
+def places_for(make: Callable[[int], object], operators: int) -> int:
+    """Operators that a device is made for in a run that has shown so many: twice as many, for those that come later. Raises GuardError
+    for more than the device can have."""
+    most = getattr(make, "largest", MOST_OPS)
+    if operators > most:
+        raise GuardError(f"device: the run has {operators} operators and the device places for {most}; watch fewer (probes), or build "
+                         "the RTL for more (cmake -DOPD_NUM_OPS=NUMBER)")
+    places = 16
+    while places < 2 * operators:
+        places *= 2
+    return min(places, most)

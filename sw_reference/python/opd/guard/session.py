@@ -19,10 +19,11 @@ from opd.capture.attention import SIDEBANDS
 from opd.capture.errors import CaptureError
 from opd.capture.hooks import COMPILED
 from opd.capture.optimizer import unwrap
+from opd.device import Hints, Outcome
 from opd.device_config import DeviceConfig
 from opd.guard.deciding import Decider
 from opd.guard.decisions import DecisionLog
-from opd.guard.device import Hints, Outcome, factory
+from opd.guard.device import factory
 from opd.guard.errors import GuardError
 from opd.guard.modes import Modes
 from opd.guard.monitor import FORWARD, SCALED, Monitor, Operator, Seen
@@ -51,7 +52,7 @@ class Guard:
     model       a module
     optimizer   a torch optimizer or a list of them
     scaler      the GradScaler of the run
-    device      "cpu": the reference of the device; or a function (number of operators) -> device
+    device      "cpu": the reference of the device; "systemc" or "rtl": co-simulation; or a function (number of operators) -> device
     probes      groups and patterns of opd.capture: what is watched
     modes       whether the modules follow the modes of their operators
     hints       whether loss scale, clip threshold and learning rate follow the device's hints
