@@ -46,6 +46,7 @@ HostedDevice::Step HostedDevice::step(std::span<const Statistic> completions) {
            std::to_string(completions.size()) + " completions have no record after " +
            std::to_string(kPatience) + " clocks");
     }
+    serve_interrupts_();
     clock_({});
   }
   serve_interrupts_();

@@ -116,7 +116,12 @@ class Device:
 
     def close(self) -> None:
         """Lets the device go; a second call does nothing."""
-        self._unit = None
+        self._unit = _Closed()
+
+
+class _Closed:
+    def __getattr__(self, name: str):
+        raise RuntimeError("the device is closed; make another")
 
 
 _MORE_OPS = "; the RTL is built for that many: cmake -DOPD_NUM_OPS=NUMBER builds it for more"
