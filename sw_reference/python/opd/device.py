@@ -1,6 +1,6 @@
 """The device for a training loop, one training step at a time: the C++ reference, the SystemC model or the Verilated RTL.
 
-    device = Device("rtl", num_ops=64, config={"hysteresis_quiet_steps": 32})
+    device = Device("rtl", num_ops=64, config={"quiet_steps": 32})
     outcome = device.step(0, op, format, max_mag, element_count, nonfinite)
 
 opd.guard uses it. The simulated devices are driven at their pins and registers (docs/guard.md, "Co-simulation").

@@ -81,7 +81,8 @@ def same(left, right) -> None:
     assert (left.hints, left.escalate, left.last_clean_step) == (right.hints, right.escalate, right.last_clean_step)
 
 
-@pytest.mark.parametrize(("seed", "config"), [(1, RESTLESS), (2, {}), (3, PROFILES["published"]), (4, DeviceConfig("published", {"published_order": 1})),
+@pytest.mark.parametrize(("seed", "config"), [(1, RESTLESS), (2, {}), (3, PROFILES["published"]),
+                                              (4, DeviceConfig("published", {"published_order": 1})),
                                               (5, {**RESTLESS, "quiet_steps": 1, "safe_steps": 1, "hint_learning_rate_factor": 30000}),
                                               (6, {**RESTLESS, "control_enable": 0})],
                          ids=["restless", "reset", "published", "after", "quick", "off"])
@@ -101,7 +102,8 @@ def test_the_three_devices_are_one(devices, seed, config):
             same(outcomes["cpu"], outcomes[kind])
         assert outcomes["cpu"].cycles == 0 and outcomes["rtl"].cycles == outcomes["systemc"].cycles > 10 * len(completed["op"])
         for _ in range(rng.integers(0, 3)):
-            op, chosen = int(rng.integers(0, OPS)), {"mode": int(rng.integers(0, 3)), "locked": bool(rng.random() < 0.3), "disabled": bool(rng.random() < 0.2)}
+            op = int(rng.integers(0, OPS))
+            chosen = {"mode": int(rng.integers(0, 3)), "locked": bool(rng.random() < 0.3), "disabled": bool(rng.random() < 0.2)}
             for name in [name for name in chosen if rng.random() < 0.4]:
                 chosen[name] = None
             settings = [device.set_operator(op, **chosen) for device in three.values()]
@@ -220,7 +222,8 @@ def test_commands_that_are_refused(devices, kind):
 def test_devices_that_cannot_be_made(kind):
     most = largest(kind)
     for num_ops in (0, most + 1):
-        with pytest.raises(ValueError, match=f"num_ops: {num_ops} must be 1..{most}" + ("; the RTL is built" if num_ops and kind == "rtl" else "$")):
+        remedy = "; the RTL is built" if num_ops and kind == "rtl" else "$"
+        with pytest.raises(ValueError, match=f"num_ops: {num_ops} must be 1..{most}{remedy}"):
             Device(kind, num_ops)
     with pytest.raises(ValueError, match="nothing: is no configuration field"):
         Device(kind, 4, {"nothing": 1})
