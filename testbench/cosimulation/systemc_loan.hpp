@@ -28,7 +28,7 @@ class SystemcLoan final : public PinDevice {
     if (device_() == nullptr) {
       sc_core::sc_report_handler::set_actions(sc_core::SC_FATAL, sc_core::SC_THROW);
       // Never freed: the kernel outlives it.
-      device_() = new SystemcDevice({.num_ops = kNumOps});
+      guarded_([] { device_() = new SystemcDevice({.num_ops = kNumOps}); });
     }
     lent_() = true;
   }
