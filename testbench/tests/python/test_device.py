@@ -245,3 +245,13 @@ def test_what_is_not_built_is_named(tmp_path, monkeypatch):
         assert Device("cpu", 4).step(0, **one()).events
     finally:
         simulated_devices.cache_clear()
+
+
+def test_what_a_completion_costs_is_a_table(capsys):
+    from opd.device_bench import main
+    main(["--operators", "4", "--steps", "2", "--rounds", "1"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows[2:]] == list(KINDS) and all(float(cell) > 0 for row in rows[3:] for cell in row[1:])
+    with pytest.raises(SystemExit) as exit:
+        main(["--operators", "0"])
+    assert exit.value.code == 2 and "num_ops: 0 must be 1..65536" in capsys.readouterr().err
