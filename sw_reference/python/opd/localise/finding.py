@@ -5,7 +5,7 @@ import math
 import textwrap
 from dataclasses import asdict, dataclass, field
 
-from opd.texts import printable
+from opd.texts import plain, printable
 
 DATA, NUMERIC, HARDWARE, NONE = "data", "numeric", "hardware", "none"
 WIDTH = 100
@@ -81,7 +81,7 @@ class Finding:
         content = asdict(self)
         if self.elements is not None:
             content["elements"]["headroom"] = self.elements.headroom
-        return _plain(content)
+        return plain(content)
 
     def text(self) -> str:
         """One page."""
@@ -118,13 +118,3 @@ class Finding:
                 for sentence in sentences:
                     lines += textwrap.wrap(sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
         return printable("\n".join(lines) + "\n")
-
-
-def _plain(value):
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
