@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from opd.texts import plain, printable
@@ -83,8 +84,8 @@ class Finding:
             content["elements"]["headroom"] = self.elements.headroom
         return plain(content)
 
-    def text(self) -> str:
-        """One page."""
+    def text(self, before: Sequence[str] = ()) -> str:
+        """One page. before: sentences about the steps before."""
         at = "" if self.step is None else f" of step {self.step}"
         what = {DATA: "the data", NUMERIC: "the arithmetic", HARDWARE: "hardware, or a step that is not deterministic",
                 NONE: "nothing found"}[self.kind]
@@ -112,7 +113,7 @@ class Finding:
                          + " (the vector unit, that row)")
         agreement = "the same each time" if self.agree else "NOT the same each time"
         lines.append(f"  replays    {self.replays} over {self.operators} operators, {agreement}")
-        for title, sentences in (("Seen in the numbers", self.evidence), ("What to do", self.advice)):
+        for title, sentences in (("Seen in the numbers", self.evidence), ("Before it", before), ("What to do", self.advice)):
             if sentences:
                 lines += ["", title]
                 for sentence in sentences:

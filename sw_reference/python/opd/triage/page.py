@@ -197,6 +197,16 @@ class Triage:
         near = f", with less than 4 bits in {n.near_steps} of {_steps(n.steps)}" if n.near_steps else ""
         return printable(f"No incident; nearest to its limit: {n.operator} ({n.format}), {n.headroom:.2f} bits at step {n.step}{near}.")
 
+    def before(self) -> tuple[str, ...]:
+        """Sentences about the steps before the first incident."""
+        if not self.pages:
+            return (self.sentence(),)
+        page = self.pages[0]
+        rates = ", ".join(f"group {rate.group} {rate.lr:.3g}" + (f" ({rate.first}, ...)" if rate.first else "") for rate in page.rates
+                          if rate.lr is not None)
+        told = (f"{page.subject} {page.happened}: {page.kind}.", *page.evidence, page.caught(), f"Learning rates: {rates}." if rates else "")
+        return tuple(sentence for sentence in told if sentence)
+
     def text(self) -> str:
         pages = "\n".join(page.text() for page in self.pages) if self.pages else self.sentence() + "\n"
         return f"{printable(self.name)}\n\n{pages}" + (f"\n{self.note}\n" if self.note else "")
