@@ -244,7 +244,10 @@ void write_results(const ReplayOptions& options, std::vector<TraceResult>& resul
   }
   const fs::path summary = options.out / "summary.json";
   trace::write_whole(summary, summary_json(options, results).dump(2) + "\n");
-  say("\nwrote {} and {}\n", summary.string(), write_report(options.out, options.traces));
+  const std::string report = write_report(options.out, options.traces);
+  say("\nIn words\n");
+  for (const std::string& line : triage_sentences(options.traces)) say("  {}\n", line);
+  say("\nwrote {} and {}\n", summary.string(), report);
 }
 
 /// Profile and configuration in force: a file or a profile, and --set on top.

@@ -529,7 +529,8 @@ def sentences(page: str) -> str:
 
 def test_a_replay_that_computed_nothing_has_the_page_it_always_had(replay):
     page = replay.write()
-    style, script = (Path(opd.report.__file__).with_suffix(kind).read_text() for kind in (".css", ".js"))
+    style, script = ("".join(Path(module.__file__).with_suffix(kind).read_text() for module in (opd.report, opd.report_incidents))
+                     for kind in (".css", ".js"))
     assert f"<style>\n{style}</style>" in page and Page(page).scripts[-1][1] == script
     assert "data-compute" not in page and 'id="computed"' not in page and "overflows" not in page.split("<script")[0]
     del replay.entry["compute"]  # a summary of before

@@ -12,7 +12,7 @@ from opd.guard.decisions import DecisionLog
 from opd.guard.errors import GuardError
 from opd.guard.monitor import Monitor, Operator, Seen
 from opd.guard.ring import Light, State, Subject, all_finite, bytes_of_budget, size_of, tensors_of_batches
-from opd.localise.calls import MOST_CALLS, NO_LOSS, Calls, MeanLoss, ReplayedCalls
+from opd.localise.calls import MOST_CALLS, NO_LOSS, NO_LOSS_TEXT, Calls, MeanLoss, ReplayedCalls
 from opd.localise.errors import LocaliseError
 from opd.localise.finding import HARDWARE, NONE, Finding
 from opd.localise.finding import Seen as SeenThen
@@ -24,8 +24,7 @@ log = logging.getLogger("opd.guard")
 
 MOST = 4           # bundles, and searches, of a run
 BUDGET = "1GiB"    # of the folder
-NO_LOSS_TEXT = ("The loss function is not in this bundle, and the model does not return the loss: only its forward pass is replayed. Pass loss_of=, a "
-                "function of (model, batch) that returns the loss.")
+REMEDY = " Pass loss_of=, a function of (model, batch) that returns the loss."
 
 
 class Incidents:
@@ -130,7 +129,7 @@ class Incidents:
             return (self._loss_of, batches[0], "") if len(batches) == 1 else (MeanLoss(self._loss_of), list(batches), "")
         if not self._calls.calls or self._calls.too_many:
             return None
-        return ReplayedCalls(self._calls.how), list(self._calls.calls), NO_LOSS_TEXT if self._calls.how == NO_LOSS else ""
+        return ReplayedCalls(self._calls.how), list(self._calls.calls), NO_LOSS_TEXT + REMEDY if self._calls.how == NO_LOSS else ""
 
     def _missing(self) -> str:
         if self._loss_of is not None:
@@ -141,10 +140,10 @@ class Incidents:
 
     def _write(self, step: int, bad: list[Operator], seen: Seen, replay, light: Light | None, before: State | None, is_corrupt: bool,
                history) -> None:
-        from opd.localise.bundle import write_bundle
+        from opd.localise.bundle import free_path, write_bundle
 
         self._bundles, self._last = self._bundles + 1, step
-        path = self._free(self._folder / f"step-{step:08d}")
+        path = free_path(self._folder / f"step-{step:08d}")
         if replay is None:
             why = "the parameters are not finite, and no state from right before the step is kept" if is_corrupt else self._missing()
             self._refuse(step, why)
@@ -177,14 +176,6 @@ class Incidents:
     def _refuse(self, step: int, why: str) -> None:
         self._log.note("no_bundle", step, why=why)
         log.warning("step %d: no incident bundle: %s", step, why)
-
-    @staticmethod
-    def _free(path: Path) -> Path:
-        number, found = 1, path
-        while found.exists():
-            number += 1
-            found = path.with_name(f"{path.name}.{number}")
-        return found
 
     def _search(self, step: int, replay, light: Light | None) -> list[Operator]:
         """The watched operators of the module that the search names, the nearest around it that is watched."""

@@ -40,6 +40,7 @@ from opd.localise.finding import Finding, Seen
 from opd.localise.hooks import without_our_hooks
 from opd.localise.nested import flattened, rebuilt
 from opd.localise.random_state import RandomStates, random_states
+from opd.localise.script import definitions, main_script
 from opd.texts import quoted
 from opd.trace import Trace, TraceError
 
@@ -121,12 +122,13 @@ def write_bundle(path: str | os.PathLike, model: nn.Module, batch, step: Callabl
         files[STATE] = _saved(held)
     if history is not None:
         files[HISTORY] = _history_bytes(history)
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = main_script()
     if b"__main__" in data:
-        if script is None or not os.path.isfile(script):
+        if script is None:
             raise LocaliseError("model: it, or the step, is defined in __main__, which is no file here; define it in a module that can "
                                 "be imported")
-        files[MAIN] = Path(script).read_bytes()
+        files[MAIN], of_script = definitions(Path(script).read_bytes())
+        note = " ".join(filter(None, (note, of_script)))
     info = {
         "bundle": VERSION, "step": number, "loss_scale": float(loss_scale), "seen": None if seen is None else asdict(seen),
         "autocast": None if autocast is None else {"device": autocast["device"], "dtype": str(autocast["dtype"]).removeprefix("torch.")},
@@ -154,6 +156,15 @@ def write_bundle(path: str | os.PathLike, model: nn.Module, batch, step: Callabl
     except OSError as error:
         raise LocaliseError(f"{path}: cannot be written ({error.strerror}); give a path in a folder that is there and has room") from None
     return path
+
+
+def free_path(path: Path) -> Path:
+    """The path, or with .2, .3, ... behind it where it is taken."""
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}.{number}")
+    return found
 
 
 def _saved(tensors: Mapping[str, Tensor]) -> bytes:

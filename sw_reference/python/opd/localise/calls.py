@@ -2,18 +2,19 @@
 loss where the model returns one itself."""
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from opd.localise.buffers import Buffers
 from opd.localise.random_state import RandomStates, random_states
 
 MOST_CALLS = 64  # of a step: micro-batches
+NO_LOSS_TEXT = "The loss function is not in this bundle, and the model does not return the loss: only its forward pass is replayed."
 LOSS, ATTRIBUTE, NO_LOSS = "the model returns the loss", "the model returns an object with the loss", "the loss is not known"
 
 
@@ -48,26 +49,28 @@ def _scalar(output) -> Tensor:
 def _how(output) -> str:
     """How the loss is found in what the model returns."""
     if isinstance(output, Tensor):
-        return LOSS if output.numel() == 1 and output.is_floating_point() else NO_LOSS
+        return LOSS if output.dim() == 0 and output.is_floating_point() else NO_LOSS  # [1, 1] is an output of one element
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     return ATTRIBUTE if isinstance(loss, Tensor) and loss.numel() == 1 else NO_LOSS
 
 
-@dataclass
 class Calls:
-    """Keeps references to the arguments of a model's calls with gradients in the open step, the random states and buffers from before the first
+    """Of one model, which is not kept alive. Keeps references to the arguments of a model's calls with gradients in the open step, the random states and buffers from before the first
     one, and autocast as it was. What the script changes in place afterwards is changed here too."""
-    model: nn.Module
-    calls: list = field(default_factory=list)
-    how: str = NO_LOSS
-    autocast: dict | None = None
-    random: RandomStates | None = None
-    too_many: bool = False
+    def __init__(self, model: nn.Module):
+        self._model = weakref.ref(model)
+        self.calls: list = []
+        self.how = NO_LOSS
+        self.autocast: dict | None = None
+        self.random: RandomStates | None = None  # from before the first call
+        self.too_many = False
+        self._buffers = Buffers(model)
+        self._handles = [model.register_forward_pre_hook(self._on_call, with_kwargs=True),
+                         model.register_forward_hook(self._on_return, with_kwargs=True)]
 
-    def __post_init__(self):
-        self._buffers = Buffers(self.model)
-        self._handles = [self.model.register_forward_pre_hook(self._on_call, with_kwargs=True),
-                         self.model.register_forward_hook(self._on_return, with_kwargs=True)]
+    @property
+    def model(self) -> nn.Module | None:
+        return self._model()
 
     def _on_call(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -78,7 +81,7 @@ class Calls:
         if not self.calls:
             self.random = random_states()
             self._buffers.keep()
-            self.autocast = _autocast(self.model)
+            self.autocast = _autocast(module)
         self.calls.append((arguments, dict(keywords)))
 
     def _on_return(self, module: nn.Module, arguments: tuple, keywords: dict, output) -> None:
@@ -90,14 +93,10 @@ class Calls:
         """As they were before the first call of the step."""
         return self._buffers.copies
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [leaf for leaf in pytree.tree_leaves(self.calls) if isinstance(leaf, Tensor)]
-
     @contextmanager
     def as_before(self) -> Iterator[None]:
         """The buffers as they were before the first call; afterwards as they are now."""
-        now = Buffers(self.model)
+        now = Buffers(self._model())
         kept = now.keep()
         if self.calls:
             self._buffers.put(self.buffers)

@@ -8,7 +8,7 @@
     keeper     the last steps of a run that is going on, as a trace
     command    opd triage TRACE
 """
-from opd.triage.incidents import triage, triage_run
+from opd.triage.incidents import of_file, sentences, triage, triage_run
 from opd.triage.page import Page, Triage
 
-__all__ = ["Page", "Triage", "triage", "triage_run"]
+__all__ = ["Page", "Triage", "of_file", "sentences", "triage", "triage_run"]

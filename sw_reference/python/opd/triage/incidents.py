@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from opd.evaluate.log import said
 from opd.evaluate.metrics import LEAD_WINDOW, Facts, gradient_overflows, lead_steps
 from opd.localise.advice import COLLAPSE, FLIP, history_advice
 from opd.reference import ReferenceMissing
+from opd.texts import printable
 from opd.trace import FORMATS, Trace
 from opd.triage.history import History
 from opd.triage.kinds import NEAR, Case, Kind, collapse_of, isolated_jumps, kind_of, without_operator
@@ -32,6 +34,17 @@ def triage_run(run: Run, detectors: Sequence[Detector] | None = None) -> Triage:
     """The same of a run whose label is known."""
     facts = Facts.of(run)
     return _Triage(facts, _asked(detectors)).run()
+
+
+@lru_cache(maxsize=16)
+def of_file(path: str) -> Triage:
+    """Of a trace file, asked for twice by a replay: for its report and for its last lines. Raises TraceError."""
+    return triage(Trace.read(path))
+
+
+def sentences(paths: Sequence[str]) -> list[str]:
+    """Of each trace file, with its name. Raises TraceError."""
+    return [printable(f"{found.name}: {found.sentence()}") for found in map(of_file, paths)]
 
 
 def _asked(detectors: Sequence[Detector] | None) -> Sequence[Detector]:
