@@ -18,6 +18,7 @@ MASKED, VARIANCE, BAD_DATA, UNSEEN = "fully masked softmax row", "row without va
 
 _EPSILON = "Give the norm an epsilon above 0 that its format holds (1e-5; below 6e-8 FP16 has 0): a row without variance divides by it."
 _CONSTANT_ROW = "Look at why the row is constant: dead activations, a batch of padding."
+_BOUND = "Bound what this operator reads: a norm or a cap before it; no format has a wider range."
 _FP8 = ("Scale the operand before its cast to FP8 by the largest magnitude of the last steps (delayed scaling) or of this tensor, and keep "
         "a margin of a power of two.")
 
@@ -93,6 +94,9 @@ def history_advice(kind: str, role: str, format: str, rate: str, loss_scale: flo
     """Sentences for an incident of which the history is known, the first one the likeliest remedy. kind: one of those above; format: of the
     operator; rate: the learning rate in question, as group_words says it; loss_scale: 1 for none; is_stored: what a flipped bit changed stays."""
     by_role = advice(NUMERIC, role, None, (), (), loss_scale, False)
+    if format in ("FP32", "BF16"):  # the widest range there is
+        by_role = tuple(sentence for sentence in by_role if not sentence.startswith(("Keep this", "Or keep this"))) or (_BOUND,)
+        by_role = (_BOUND, *by_role) if by_role[0].startswith("Lower ") else by_role
     narrow = (_FP8,) if format in ("E4M3", "E5M2") else ()
     if kind == RATE_JUMP:
         return (f"Take the jump of {rate} back, or spread it over a warm-up of some hundred steps.",

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -36,9 +37,17 @@ def triage_run(run: Run, detectors: Sequence[Detector] | None = None) -> Triage:
     return _Triage(facts, _asked(detectors)).run()
 
 
-@lru_cache(maxsize=16)
 def of_file(path: str) -> Triage:
     """Of a trace file, asked for twice by a replay: for its report and for its last lines. Raises TraceError."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return triage(Trace.read(path))
+    return _of_file(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=16)
+def _of_file(path: str, changed: int, size: int) -> Triage:
     return triage(Trace.read(path))
 
 

@@ -354,7 +354,7 @@ def collapse_of(history: History) -> tuple[int, int] | None:
     start = int(rises[-1]) + 1 if len(rises) else 0
     falls = np.flatnonzero(change[start:] < 0) + start + 1
     halvings = int(round(math.log2(float(scale[start]) / float(scale[-1])))) if scale[-1] > 0 else HALVINGS
-    return (int(falls[0]), halvings) if len(falls) and halvings >= HALVINGS else None
+    return (int(falls[0]), halvings) if len(falls) >= HALVINGS else None
 
 
 def _pattern(name: str) -> str:
