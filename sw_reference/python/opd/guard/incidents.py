@@ -60,7 +60,7 @@ class Incidents:
         """Once the arguments of the guard are known to be right. monitor: what sees the operators."""
         self._monitor = monitor
         if self._folder is not None or self._localises:
-            self._calls = Calls(self._subject.model)
+            self._calls = Calls(self._subject.model, keep_random=False)  # the guard has them
 
     def stepped(self, step: int, seen: Seen, losses: Sequence[float]) -> None:
         """A step that went through, or one that was stopped."""
@@ -217,10 +217,11 @@ class Incidents:
     def _autocast(self) -> dict | None:
         return self._calls.autocast if self._loss_of is None else None
 
-    def _random(self, light: Light | None) -> RandomStates | None:
-        """From before the step: for the run's own function as the batch was given, for the calls of the model as it was called first."""
-        if light is None or self._loss_of is None and self._calls.random is not None:
-            return self._calls.random
+    @staticmethod
+    def _random(light: Light | None) -> RandomStates | None:
+        """From before the step: when its batch was given, else when the step before had ended."""
+        if light is None:
+            return None
         return RandomStates(light.random.torch_, tuple(light.random.cuda), light.random.python, light.random.numpy)
 
     def _buffers(self, light: Light | None) -> dict:

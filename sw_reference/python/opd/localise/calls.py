@@ -41,7 +41,7 @@ class ReplayedCalls:
 
 
 def _scalar(output) -> Tensor:
-    if isinstance(output, dict) and not isinstance(output, Tensor):
+    if isinstance(output, dict):
         output = output.get("loss", output)
     return getattr(output, "loss", output).reshape(()).float()
 
@@ -55,9 +55,12 @@ def _how(output) -> str:
 
 
 class Calls:
-    """Of one model, which is not kept alive. Keeps references to the arguments of a model's calls with gradients in the open step, the random states and buffers from before the first
-    one, and autocast as it was. What the script changes in place afterwards is changed here too."""
-    def __init__(self, model: nn.Module):
+    """Of one model, which is not kept alive. Keeps references to the arguments of its calls with gradients in the open step, the buffers, if
+    keep_random the random states, from before the first one, and autocast as it was. What the script changes in place afterwards is changed here
+    too."""
+
+    def __init__(self, model: nn.Module, keep_random: bool = True):
+        self._keeps_random = keep_random
         self._model = weakref.ref(model)
         self.calls: list = []
         self.how = NO_LOSS
@@ -79,7 +82,7 @@ class Calls:
             self.too_many = True
             return
         if not self.calls:
-            self.random = random_states()
+            self.random = random_states() if self._keeps_random else None
             self._buffers.keep()
             self.autocast = _autocast(module)
         self.calls.append((arguments, dict(keywords)))
