@@ -244,7 +244,10 @@ void write_results(const ReplayOptions& options, std::vector<TraceResult>& resul
   }
   const fs::path summary = options.out / "summary.json";
   trace::write_whole(summary, summary_json(options, results).dump(2) + "\n");
-  say("\nwrote {} and {}\n", summary.string(), write_report(options.out, options.traces));
+  const std::string report = write_report(options.out, options.traces);
+  say("\nIn words\n");
+  for (const std::string& line : triage_sentences(options.traces)) say("  {}\n", line);
+  say("\nwrote {} and {}\n", summary.string(), report);
 }
 
 /// Profile and configuration in force: a file or a profile, and --set on top.
@@ -464,12 +467,13 @@ int run_registers() {
 }
 
 /// Commands that are Python: name and what it does (sw_reference/python/opd/__main__.py has the same).
-constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kPythonCommands = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kPythonCommands = {{
     {"calibrate", "Register settings for a wanted false-alarm rate, from healthy runs"},
     {"capture", "Record any PyTorch training run as a trace"},
     {"evaluate", "Detectors on a corpus of traces: recall, lead, false alarms, cost"},
     {"import", "Make traces of other tools' telemetry"},
     {"localise", "Name the first bad operator of an incident, and why"},
+    {"triage", "Tell the incidents of a trace in words: what, since when, how fast, why, what to do"},
 }};
 
 /// Becomes the Python command, with its arguments; returns only if that cannot be started.

@@ -3,6 +3,7 @@
 #include <pybind11/embed.h>
 #include <pybind11/stl.h>
 
+#include <cstdlib>
 #include <stdexcept>
 
 namespace py = pybind11;
@@ -18,6 +19,7 @@ void start_python() {
     PyConfig config;
     PyConfig_InitPythonConfig(&config);
     config.install_signal_handlers = 0;
+    setenv("OPD_BUILD", OPD_BUILD_FOLDER, 0);  // where the reference for Python is
     PyConfig_SetBytesString(&config, &config.program_name, OPD_PYTHON_EXECUTABLE);
     PyConfig_SetBytesString(&config, &config.executable, OPD_PYTHON_EXECUTABLE);
     const auto* started = new py::scoped_interpreter(&config, 0, nullptr, false);
@@ -38,14 +40,28 @@ auto with_python(Call call) {
   }
 }
 
+std::vector<std::string> names_of(const std::vector<std::filesystem::path>& files) {
+  std::vector<std::string> names;
+  for (const auto& file : files) names.push_back(file.string());
+  return names;
+}
+
 }  // namespace
 
 std::string write_report(const std::filesystem::path& out,
                          const std::vector<std::filesystem::path>& traces) {
   return with_python([&] {
-    std::vector<std::string> files;
-    for (const auto& trace : traces) files.push_back(trace.string());
-    return py::module_::import("opd.report").attr("write")(out.string(), files).cast<std::string>();
+    return py::module_::import("opd.report")
+        .attr("write")(out.string(), names_of(traces))
+        .cast<std::string>();
+  });
+}
+
+std::vector<std::string> triage_sentences(const std::vector<std::filesystem::path>& traces) {
+  return with_python([&] {
+    return py::module_::import("opd.triage")
+        .attr("sentences")(names_of(traces))
+        .cast<std::vector<std::string>>();
   });
 }
 

@@ -12,6 +12,10 @@ namespace opd::tb {
 std::string write_report(const std::filesystem::path& out,
                          const std::vector<std::filesystem::path>& traces);
 
+/// opd.triage.sentences(traces): what happened in each trace, in words. Throws std::runtime_error with
+/// Python's message.
+std::vector<std::string> triage_sentences(const std::vector<std::filesystem::path>& traces);
+
 /// opd.capture.info.journal_text(journal): what the journal of a capture holds, which may be growing.
 /// Throws std::runtime_error with Python's message.
 std::string journal_text(const std::filesystem::path& journal);

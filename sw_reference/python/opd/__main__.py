@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": ("opd.evaluate.command", "detectors on a corpus of traces: recall, lead, false alarms, cost"),
     "import": ("opd.importers.command", "traces from the telemetry of other tools"),
     "localise": ("opd.localise.command", "the first bad operator of an incident, and why"),
+    "triage": ("opd.triage.command", "the incidents of a trace in words"),
 }
 
 

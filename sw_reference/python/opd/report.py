@@ -16,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from opd import report_compute
+from opd import report_compute, report_incidents
 from opd.arguments import Parser
 from opd.files import write_whole
 from opd.page import page
 from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode, Order
 from opd.report_parts import DASH, count, duration, label, number, size, table, text
 from opd.trace import FORMATS, Trace, TraceError
+from opd.triage import Triage, of_file
 
 # docs/formats.md "OpRecord"
 RECORD = np.dtype([("seq", "<u4"), ("step", "<u4"), ("op", "<u2"), ("format", "u1"), ("mode", "u1"), ("max_mag", "<u4"),
@@ -50,6 +51,7 @@ def write(out_dir: str, trace_files: list[str]) -> str:
     out = Path(out_dir)
     summary = _read_summary(out / "summary.json")
     traces = {trace.name: trace for trace in map(Trace.read, trace_files)}
+    told = {found.name: found for found in map(of_file, trace_files)}
     entries = []
     for entry in summary["traces"]:
         if any(entry["name"] == other["name"] for other, _ in entries):  # their records went to the same files
@@ -63,11 +65,12 @@ def write(out_dir: str, trace_files: list[str]) -> str:
         "flags": [flag.name for flag in Flag], "modes": [mode.name for mode in Mode], "causes": [cause.name for cause in Cause],
         "risk_stable": summary["config"]["risk_stable"], "risk_safe": summary["config"]["risk_safe"],
         "z_threshold": summary["config"]["z_threshold"], "order": Order(summary["config"]["published_order"]).name,
-        "traces": [_trace_payload(out, entry, trace) for entry, trace in entries],
+        "traces": [_trace_payload(out, entry, trace) | {"incident_pages": report_incidents.payload(trace, told[trace.name])}
+                   for entry, trace in entries],
     }
     report = out / "report.html"
     try:
-        write_whole(report, _page(out, summary, entries, payload).encode())
+        write_whole(report, _page(out, summary, entries, payload, told).encode())
     except OSError as error:
         raise ReportError(report, f"cannot be written ({error.strerror})", "check the folder and its free space") from None
     return str(report)
@@ -560,17 +563,20 @@ def _registers(config: dict) -> str:
             f'<div class="columns">{blocks}</div><h3>Definitions</h3><ul class="documents">{shown}</ul></section>')
 
 
-def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: dict) -> str:
+def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: dict, told: dict[str, Triage]) -> str:
     payload["lead_when_sampled"] = [{"name": entry["name"], "leads": entry["lead_when_sampled"]} for entry, _ in entries
                                     if entry["lead_when_sampled"]]
     body = "".join([
         _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _synthesis(summary), "\n", _detection(summary), "\n",
         _engines(summary), "\n", _host(entries), "\n",
         "<noscript><p class=\"verdict idle\">The plots need JavaScript.</p></noscript>\n",
-        "\n".join(_trace_section(i, entry, trace) + report_compute.section(i, entry, trace) for i, (entry, trace) in enumerate(entries)), "\n",
+        "\n".join(_trace_section(i, entry, trace) + report_incidents.section(i, told[trace.name]) + report_compute.section(i, entry, trace)
+                  for i, (entry, trace) in enumerate(entries)), "\n",
         _registers(summary["config"])])
     here = Path(__file__)
     style, script = here.with_suffix(".css").read_text("ascii"), here.with_suffix(".js").read_text("ascii")
+    style += report_incidents.STYLE.read_text("ascii")
+    script += report_incidents.SCRIPT.read_text("ascii")
     if any(entry["compute"] for entry, _ in entries):
         style += report_compute.STYLE.read_text("ascii")
     if computed := report_compute.payload(entries):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -21,3 +22,14 @@ def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
     """"did you mean NAME?" when a known name is near, else `otherwise`."""
     near = difflib.get_close_matches(name[:64], list(known), 1, 0.75)
     return f"did you mean {near[0]}?" if near else otherwise
+
+
+def plain(value):
+    """A value as plain JSON has it: tuples are lists, keys are texts, numbers that are not finite are texts."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -902,3 +902,19 @@ def test_modes_on_modules_of_every_kind(name, precision):
     for mode in (1, 2):
         for found, expected in ((outputs, outputs[0]), (gradients, gradients[0])):
             assert float((found[mode] - expected).abs().max()) <= tolerance * max(float(expected.abs().max()), 1e-3), (mode, found is outputs)
+
+
+def test_a_stopped_step_leaves_no_trace_in_batch_norms():
+    """They write their running statistics without a new version of the tensor."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with opd.guard(model, optimizer, hints=False) as g:
+        for i, x in enumerate(g.batches([torch.randn(8, 4, generator=torch.Generator().manual_seed(k)) for k in range(6)])):
+            if i == 3:
+                x = x * 1e38
+            before = model[1].running_var.clone()
+            optimizer.zero_grad()
+            if not g.step(model(x).square().mean()):
+                assert torch.equal(model[1].running_var, before)
+    assert g.summary()["stopped"] and bool(model[1].running_var.isfinite().all())

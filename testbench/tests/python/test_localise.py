@@ -624,13 +624,16 @@ def spoiled(name: str):
     (lambda folder: (folder / "tensors.safetensors").unlink(), "tensors.safetensors: cannot be read (No such file or directory)"),
     (lambda folder: (folder / "bundle.json").unlink(), "bundle.json: cannot be read"),
     (lambda folder: (folder / "bundle.json").write_text("{"), "bundle.json: not valid JSON; write the bundle again"),
-    (changed("bundle", 2), 'bundle.json: bundle is "2", this opd reads version 1; use the opd that wrote it'),
+    (changed("bundle", 3), 'bundle.json: bundle is "3", this opd reads versions 1 and 2; use the opd that wrote it'),
     (changed("bundle", None), "bundle.json: bundle, its version, is missing"),
     (changed("loss_scale", -1), "bundle.json: loss_scale is not a number above 0"),
     (changed("autocast", {"device": "cpu", "dtype": "int8"}), "bundle.json: autocast is not null or"),
     (changed("rates", [{"lr": 1}]), "bundle.json: rates is not a list of"),
     (changed("seen", None), "bundle.json: seen is missing"),
     (changed("sha256", {}), "bundle.json: sha256 is not the digests of"),
+    (changed("optimizers", [{"class": "SGD"}]), "bundle.json: optimizers is not a list of"),
+    (changed("optimizers", [{"class": "SGD", "state": {"tensor": "optimizer/9"}}]), "state.safetensors: states of the optimizers cannot be read"),
+    (changed("note", 3), "bundle.json: note is not a text"),
     (spoiled("module.pickle"), "module.pickle: its SHA-256 is not the one that sha256.module.pickle of bundle.json says"),
     (spoiled("tensors.safetensors"), "tensors.safetensors: its SHA-256 is not the one"),
     (lambda folder: (folder / "main.py").write_text("raise SystemExit(5)"), "main.py: is not listed in sha256 of bundle.json"),
@@ -643,6 +646,16 @@ def test_a_bad_bundle_is_refused(written, tmp_path, capsys, change, words):
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith(f"opd localise: {folder}/{words}"), told.err
     assert len(told.err.splitlines()) == 1 and ";" in told.err
+
+
+def test_a_bundle_of_version_1_is_read(written, tmp_path):
+    folder = tmp_path / "incident"
+    shutil.copytree(written, folder)
+    for name in ("optimizers", "scaler", "note"):
+        changed(name, None)(folder)
+    changed("bundle", 1)(folder)
+    bundle = read_bundle(folder, trust=True)
+    assert (bundle.optimizers, bundle.scaler, bundle.history) == ((), None, None) and bundle.localise().operator == "norm1"
 
 
 def test_a_bundle_runs_no_code_before_it_is_trusted(written, capsys, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import opd.report
+import opd.triage
 import pytest
 
 from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode
@@ -529,7 +530,8 @@ def sentences(page: str) -> str:
 
 def test_a_replay_that_computed_nothing_has_the_page_it_always_had(replay):
     page = replay.write()
-    style, script = (Path(opd.report.__file__).with_suffix(kind).read_text() for kind in (".css", ".js"))
+    style, script = ("".join(Path(module.__file__).with_suffix(kind).read_text() for module in (opd.report, opd.report_incidents))
+                     for kind in (".css", ".js"))
     assert f"<style>\n{style}</style>" in page and Page(page).scripts[-1][1] == script
     assert "data-compute" not in page and 'id="computed"' not in page and "overflows" not in page.split("<script")[0]
     del replay.entry["compute"]  # a summary of before
@@ -673,3 +675,34 @@ def test_browser_draws_the_plots(replay):
     facts = re.search(r'<p class="note facts"[^>]*>([^<]*)', run.stdout)[1]
     assert facts.startswith("activation, FP16 [4, 8]") and "first non-finite value at step 21, lead 8 steps, in STABLE" in facts
     assert '<option value="0">0: attn.qk</option>' in run.stdout
+
+
+# --- incident pages
+
+def test_an_incident_has_a_page_in_the_words_of_triage(replay):
+    replay.trace.manifest = {"lr_groups": [{"lr": [[10, 1e-3]], "first": "<embedding>", "parameters": 1},
+                                           {"lr": [[10, 1e-4], [20, 1e-2]], "first": "head.weight", "parameters": 2}]}
+    replay.trace.write(replay.file)
+    found = opd.triage.triage(replay.trace)
+    page = Page(replay.write())
+    told, = found.pages
+    assert told.operator == "attn.qk" and told.jump.group == 1
+    assert [attributes["data-incident"] for tag, attributes in page.tags if "data-incident" in attributes] == ["0:0"]
+    for sentence in (f"{told.subject} {told.happened}: {told.kind}.", *told.evidence, *told.advice, told.caught()):
+        assert " ".join(sentence.split()) in page.words, sentence
+    assert all(f"{detector.name} " in page.words for detector in told.detectors)
+    drawn, = page.payload["traces"][0]["incident_pages"]
+    assert drawn["step"] == STEPS and drawn["incident"] == 21 and drawn["bad"] == [21] and drawn["jump"] == {"step": 20, "group": 1}
+    assert [rate["name"] for rate in drawn["rates"]] == ["group 0: <embedding>, ...", "group 1: head.weight, ..."]
+    assert np.allclose(decode(drawn["rates"][1]["lr"], "<f4", 6), [1e-4, 1e-4, 1e-4, 1e-2, 1e-2, 1e-2])
+    assert np.allclose(decode(drawn["log2"], "<f4", 6), np.log2(replay.trace.max_abs[:, 0])) and drawn["limit"] == pytest.approx(16, abs=1e-3)
+
+
+def test_a_run_without_an_incident_says_how_near_it_came(replay):
+    replay.trace.nonfinite[:] = 0
+    replay.trace.first_bad_step = replay.trace.first_bad_op = None
+    replay.trace.label, replay.trace.loss = "healthy", None
+    replay.trace.write(replay.file)
+    page = Page(replay.write())
+    assert not any("data-incident" in attributes for _, attributes in page.tags) and page.payload["traces"][0]["incident_pages"] == []
+    assert "No incident; nearest to its limit: " in page.words

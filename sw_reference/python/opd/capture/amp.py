@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -22,7 +23,7 @@ def in_backward() -> bool:
 
 class LossScale:
     """Watches torch.amp.GradScaler. on_scale(loss, scale) is told each loss and the scale it is multiplied by, a tensor of
-    its device, copied before update() changes it."""
+    its device, copied before update() changes it. scaler: the one that was seen last, None without one."""
 
     def __init__(self, on_scale: Callable[[object, Tensor | float], None]):
         def wrap(original):
@@ -30,11 +31,17 @@ class LossScale:
             def scale(scaler, outputs):
                 result = original(scaler, outputs)
                 if scaler.is_enabled():
+                    self._scaler = weakref.ref(scaler)
                     value = getattr(scaler, "_scale", None)  # get_scale() would wait for the device
                     on_scale(outputs, value.detach().clone() if isinstance(value, Tensor) else scaler.get_scale())
                 return result
             return scale
+        self._scaler: Callable = lambda: None
         self._patch = Patch(torch.amp.GradScaler, "scale", wrap)
+
+    @property
+    def scaler(self):
+        return self._scaler()
 
     def remove(self) -> None:
         self._patch.remove()

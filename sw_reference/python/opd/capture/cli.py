@@ -41,6 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--operand-ring", type=int, metavar="N", help="... steps of the ring (default: 8, with --operand-steps 0)")
     parser.add_argument("--sideband", default="logits", choices=("off", "logits", "full"), help="logits of fused attention")
     parser.add_argument("--compiled", default="skip", choices=("skip", "split"), help="code of torch.compile")
+    parser.add_argument("--bundle", metavar="FOLDER", help="an incident bundle of the first step that is not finite (opd localise); each backward "
+                        "then waits for the statistics")
     parser.add_argument("--model", metavar="CLASS", help="class of the model (default: the first module called in training)")
     parser.add_argument("--inference", action="store_true", help="record every call of the model as a step, trained or not")
     action = parser.add_mutually_exclusive_group()
@@ -82,6 +84,8 @@ def _run(arguments: argparse.Namespace, command: list[str]) -> int:
         raise CaptureError(f"{path}: its folder does not exist; create {path.parent}, or give another file")
     options = {"probes": arguments.probes, "every": arguments.every, "statistics": arguments.statistics,
                "sideband": arguments.sideband, "compiled": arguments.compiled}
+    if arguments.bundle is not None:
+        options["bundle"] = str(Path(arguments.bundle).absolute())
     if arguments.raw:
         options["raw"] = arguments.raw.split(",")
         if arguments.raw_steps:

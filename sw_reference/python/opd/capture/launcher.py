@@ -90,7 +90,10 @@ def _report(heard: Sequence[Mapping]) -> list[str]:
     ended = {event["path"]: event for event in heard if event["event"] == "end"}
     lines = [f"{event['path']}: {'the trace' if not event['path'].endswith(SUFFIX) else 'the journal'} of an earlier run that was "
              "killed" for event in heard if event["event"] == "saved"]
-    lines += [_outcome(event, ended.get(event["path"])) for event in heard if event["event"] == "begin"]
+    begun = [event for event in heard if event["event"] == "begin"]
+    outcomes = [_outcome(event, ended.get(event["path"])) for event in begun]  # makes the traces of killed processes
+    lines += [line for event in begun for line in _in_words(Path(event["path"]))]
+    lines += [event["bundle"] for event in ended.values() if event.get("bundle")] + outcomes
     for kind, text in (("refused", "the command was ended before it trained: "), ("failed", "no trace of a process: ")):
         lines += [text + event["text"] for event in heard if event["event"] == kind]
     if not lines:
@@ -120,6 +123,17 @@ def _outcome(begun: Mapping, end: Mapping | None) -> str:
         return f"{path}: {how}{describe(Trace.read(path))}"
     except TraceError as error:
         return str(error)
+
+
+def _in_words(path: Path) -> list[str]:
+    """The incident of a trace in a sentence, as opd triage says it; nothing without one, or without what that needs."""
+    try:
+        from opd.triage import triage
+
+        found = triage(Trace.read(path))
+        return [f"{path}: {found.sentence()}"] if found.pages else []
+    except (TraceError, OSError, ImportError):
+        return []
 
 
 def describe(trace: Trace) -> str:

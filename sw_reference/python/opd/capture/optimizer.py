@@ -88,6 +88,10 @@ class OptimizerProbes:
             known.update(map(id, parameters_of(reference())) if reference() is not None else ())
         return any(id(parameter) in known for parameter in parameters)
 
+    @property
+    def living(self) -> list[Optimizer]:
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
     def groups(self) -> list[list]:
         """Number of parameters and name of the first one, of every parameter group."""
         names = {id(parameter): name for name, parameter in self._living()}

@@ -81,6 +81,8 @@ class Capture(Watch):
     auto_loss   takes the loss from the calls of backward, the mean over the calls in a step, and the gradient norm from the last
                 call of clip_grad_norm_
     inference   records forward passes in evaluation mode and without gradients as well
+    bundle      folder that gets an incident bundle of the first step that is not finite (docs/localise.md); each backward then waits for the
+                statistics
     first_step  number of the first step
     name, label, seed, model_text, manifest   texts of the trace; without a label it is "sudden" when something turned non-finite
                 that is not ordinary (docs/capture.md, "Label"), else "healthy"
@@ -94,7 +96,7 @@ class Capture(Watch):
                  statistics: str = "core", raw: str | Iterable[str] = (), raw_steps: Container[int] | None = None,
                  ring: int = RING, operands: str | Iterable[str] = (), operand_steps: Container[int] | str | None = None,
                  operand_ring: int | None = None, sideband: str = "logits", compiled: str = "skip", auto_loss: bool = False,
-                 inference: bool = False, first_step: int = 0, name: str | None = None, label: str | None = None, seed: int | str = "",
+                 inference: bool = False, bundle: str | os.PathLike | None = None, first_step: int = 0, name: str | None = None, label: str | None = None, seed: int | str = "",
                  model_text: str | None = None, manifest: Mapping | None = None,
                  _launch: str | None = None, _strict: bool = True):
         _choose("statistics", statistics, STATISTICS)
@@ -154,6 +156,7 @@ class Capture(Watch):
         self._advice: str | None = None
         self._stopped: str | None = None
         self._closed = False
+        self._bundle = None
         self._models: list[ModelHooks] = []
         self._parts: list = []  # whatever has a remove()
         self._alive: list = [*models.values(), *optimizers]
@@ -177,7 +180,13 @@ class Capture(Watch):
                 self.selection.check({name for hooks in self._models for name in hooks.names}, parameters)
             self._optimizer = OptimizerProbes(map(unwrap, optimizers), parameters, self.selection)
             self._parts.append(self._optimizer)
-            self._parts.append(LossScale(self._on_scale))
+            self._scale_calls = LossScale(self._on_scale)
+            self._parts.append(self._scale_calls)
+            if bundle is not None:
+                from opd.capture.bundles import BundleKeeper
+
+                self._bundle = BundleKeeper(bundle, next(iter(models.values())))
+                self._parts.append(self._bundle)
             self._parts.append(BackwardCalls(self.guard(self._before_backward), self.guard(self._after_backward)))
             self._auto_loss = auto_loss
             if auto_loss:
@@ -276,6 +285,8 @@ class Capture(Watch):
         if self._stopped is None:
             if self.watcher is not None:
                 self.guarded(self.watcher.before_close)
+            seen = self._seen_loss
+            self.guarded(self._look, self._losses or ([seen] if isinstance(seen, Tensor) else []))
             self.guarded(self._close_open_step)
             self.guarded(self._drain)
         self._closed = True
@@ -290,7 +301,8 @@ class Capture(Watch):
             log.warning("%s: %s", self.path, incident_text(self._incident, self._advice))
         if self.watcher is not None:  # the launcher says it
             self.watcher.closed({"path": str(self.path), "journal": str(self.journal), "steps": self._closed_steps,
-                                 "stopped": self._stopped, "error": error})
+                                 "stopped": self._stopped, "error": error,
+                                 "bundle": None if self._bundle is None else self._bundle.outcome})
 
     def _make_trace(self) -> str | None:
         """Ends the journal; returns why it did not become a trace."""
@@ -438,11 +450,14 @@ class Capture(Watch):
         if self.watcher is not None:
             self.watcher.before_backward()
         self._backwards += 1
+        seen = scalars
         if self._loss_is_scaled:
             self._loss_is_scaled = False
+            seen = self._losses[-1:]
         elif self._auto_loss:
-            for loss in scalars:
-                self._losses.append(self._unscaled(loss))
+            seen = [self._unscaled(loss) for loss in scalars]
+            self._losses += seen
+        self._look(seen)
 
     def _unscaled(self, loss: Tensor) -> Tensor:
         """The loss of what backward is called on: without the scale that the script multiplied it by."""
@@ -452,7 +467,12 @@ class Capture(Watch):
         self._scales_by_hand, self._loss_scale = True, scale
         return loss.detach() / scale
 
+    def _look(self, losses: list[Tensor]) -> None:
+        if self._bundle is not None and not self._closed:
+            self._bundle.look(self._number, self._observations, losses, self._loss_scale, self._optimizer.living, self._scale_calls.scaler)
+
     def _after_backward(self) -> None:
+        self._look([])
         self._next_pass()
         self._mark = _Mark(len(self._observations), len(self._losses), self._loss_scale, self._passing)
         if self.watcher is not None:
@@ -480,6 +500,8 @@ class Capture(Watch):
         if self.operands is not None:
             self.operands.next_step()
         observations, self._observations = self._observations, []
+        if self._bundle is not None:
+            self._bundle.next_step()
         if not self._trains:
             self._trains = any(training for training, _ in self._all_passes(observations).values())
         self._passes = {}
@@ -560,6 +582,8 @@ class Capture(Watch):
         is_new = self._incident is None and self._notice(step.number, [
             (entries[g], int(rows["nonfinite"][g])) for g in sorted(bad, key=lambda g: first_bad(arrays, groups[entries[g].index]))],
             series, notes)
+        if self._bundle is not None:
+            self._bundle.closed(step.number, entries, rows, series, rates)
         if notes:
             self._journal.note(step.number, notes)
         self._journal.step(step.number, series, rows)

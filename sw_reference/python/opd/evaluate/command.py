@@ -66,8 +66,18 @@ def main(argv: list[str] | None = None) -> int:
               "check --out and its free space", file=sys.stderr)
         return 2
     print(printable(per_run(evaluation) if arguments.runs else text(evaluation)))
+    if len(evaluation["runs"]) == 1:
+        print("\n" + _in_words(arguments.paths, arguments.labels, evaluation["runs"][0]["file"]))
     print(f"\n{out / 'evaluation.json'}, {out / 'evaluation.html'}")
     return 0
+
+
+def _in_words(paths: Sequence[str], labels: str | None, file: str) -> str:
+    """The run's incident in a sentence, as opd triage says it; of all detectors, whichever were asked for."""
+    from opd.triage import triage_run  # it is built on this package
+
+    run = next(run for run in Runs([path for path in find_traces(paths) if path.name == file], labels).read())
+    return printable(f"{run.trace.name}: {triage_run(run).sentence()}")
 
 
 def _write(out: Path, evaluation: dict) -> None:

@@ -161,6 +161,12 @@ def load(file: Path, labels: dict[str, Label], labels_file: Path | None) -> Run:
     return Run(file, trace, label, _unlocated(trace, label))
 
 
+def own_run(trace: Trace, file: Path) -> Run:
+    """A trace with the label that it gives itself, unless its own numbers say otherwise."""
+    label = _own_label(trace, file)
+    return Run(file, trace, label, _unlocated(trace, label))
+
+
 def _unlocated(trace: Trace, label: Label) -> Unlocated | None:
     """The incident of a run, where no operator output shows it; None when one does, or when there is no incident."""
     if label.kind in (*CLEAN, UNKNOWN) or label.no_incident or label.first_bad_op is not None:

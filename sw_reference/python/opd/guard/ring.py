@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from opd.guard.errors import GuardError
+from opd.localise.buffers import Buffers
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _FILE = re.compile(r"state-(\d+)\.pt")
@@ -95,7 +96,7 @@ class Subject:
 
     def __init__(self, model: nn.Module, optimizers: list[Optimizer], scaler, extra: list):
         self.model, self.optimizers, self.scaler, self.extra = model, optimizers, scaler, extra
-        self._buffers: dict[str, tuple[Tensor, int, Tensor]] = {}  # name -> tensor, version when it was copied, copy
+        self._buffers = Buffers(model)
 
     def take(self, step: int) -> State:
         with torch.no_grad():
@@ -135,20 +136,11 @@ class Subject:
         state.random.restore()
 
     def light(self) -> Light:
-        """What a step changes besides parameters and optimizer; buffers that did not change are not copied again."""
-        for name, buffer in self.model.named_buffers():
-            known = self._buffers.get(name)
-            if known is None or known[0] is not buffer or known[1] != buffer._version:
-                self._buffers[name] = (buffer, buffer._version, buffer.detach().clone())
-        return Light({name: held[2] for name, held in self._buffers.items()}, [_copied(item.state_dict()) for item in self.extra],
-                     Random.now())
+        """What a step changes besides parameters and optimizer; large buffers that did not change are not copied again."""
+        return Light(self._buffers.keep(), [_copied(item.state_dict()) for item in self.extra], Random.now())
 
     def put_light(self, light: Light) -> None:
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                known = self._buffers.get(name)
-                if name in light.buffers and not (known is not None and known[1] == buffer._version and known[0] is buffer):
-                    buffer.copy_(light.buffers[name])
+        self._buffers.put(light.buffers)
         for item, saved in zip(self.extra, light.extra):
             item.load_state_dict(_copied(saved))
         light.random.restore()

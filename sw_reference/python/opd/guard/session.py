@@ -25,6 +25,7 @@ from opd.guard.deciding import Decider
 from opd.guard.decisions import DecisionLog
 from opd.guard.device import factory
 from opd.guard.errors import GuardError
+from opd.guard.incidents import BUDGET, MOST, Incidents
 from opd.guard.modes import Modes
 from opd.guard.monitor import FORWARD, SCALED, Monitor, Operator, Seen
 from opd.guard.ring import Light, Ring, State, Subject, all_finite, bytes_of_budget, kept, tensors_of_batches
@@ -67,6 +68,9 @@ class Guard:
     sideband    logits of fused attention: "logits" (recomputed), "full" (softmax as well) or "off"
     compiled    inside code of torch.compile: "skip" leaves it alone, "split" cuts it at every probe
     first_step  number of the first step
+    incidents   folder that gets a bundle of a step that is stopped (opd localise), at most `incident_limit` of them, `incident_budget` bytes
+    loss_of     function of (model, batch) that returns the loss, for bundles and for localising
+    localise    whether a stopped step in which nothing that is watched is bad is replayed, to find the operator that goes to SAFE
 
     Raises GuardError, or CaptureError for probes, for arguments that cannot work. Once the run is on its way nothing is raised into it:
     a guard that fails detaches, says so once, and the run goes on.
@@ -76,7 +80,9 @@ class Guard:
                  probes: str | Iterable[str] = "key,output", modes: bool = True, hints: bool = True, ring: str | int = "256MiB",
                  ring_every: int = RING_EVERY, every: int = 1, config: Mapping[str, float] | DeviceConfig | None = None,
                  log: str | os.PathLike | None = None, path: str | os.PathLike | None = None, clip: float | None = None,
-                 extra: Iterable = (), sideband: str = "logits", compiled: str = "skip", first_step: int = 0):
+                 extra: Iterable = (), sideband: str = "logits", compiled: str = "skip", first_step: int = 0,
+                 incidents: str | os.PathLike | None = None, incident_limit: int = MOST, incident_budget: str | int = BUDGET,
+                 loss_of: Callable | None = None, localise: bool = True):
         if not isinstance(model, nn.Module):
             raise GuardError(f"model: {type(model).__name__} is not a torch.nn.Module; pass the model")
         if isinstance(model, nn.DataParallel) or _processes() > 1:
@@ -105,7 +111,9 @@ class Guard:
         self._subject = Subject(model, plain, self._scaler, extra)
         self._ring = Ring(bytes_of_budget(ring), None if path is None else Path(path))
         self._log = DecisionLog(log)
+        self._incidents = Incidents(self._subject, self._log, incidents, incident_limit, incident_budget, loss_of, localise)
         self._monitor = Monitor(model, plain, probes, sideband, compiled, self._fail)
+        self._incidents.watch(self._monitor)
         self._modes = Modes(self._monitor.modules, self._monitor.compiled, self._monitor.own_type, self._fail)
         self._counts: Counter[str] = Counter()
         self._decider = Decider(make_device, self._monitor, self._modes, self._log, self._counts, modes)
@@ -146,6 +154,7 @@ class Guard:
         self._guarded(self._decider.note_carried, self._step)
         self._is_open = False
         self._take_off()
+        self._incidents.tell()
         self._log.close()
 
     def batches(self, loader: Iterable) -> Iterator:
@@ -304,7 +313,7 @@ class Guard:
         if self._is_off:
             return
         self._is_off = True
-        for part in (self._modes, self._monitor):
+        for part in (self._modes, self._monitor, self._incidents):
             try:
                 part.remove()
             except Exception:
@@ -441,6 +450,8 @@ class Guard:
                 return False
         if listened:
             self._feed(seen + parameters if has_stepped else seen, scale_log2)
+            self._incidents.stepped(self._step, seen, self._losses)
+        self._incidents.next_step()
         self._counts["steps"] += 1
         self._counts["skipped_by_scaler"] += not has_stepped
         self._ring.add_batches(self._open_batches)
@@ -533,6 +544,8 @@ class Guard:
         if self._attempt == 1:
             log.warning("step %d: %s%s is not finite; the step does not reach the parameters", self._step, verdict.what,
                         "" if first is None else f" of {first.name}")
+        if self._attempt == 1:
+            self._incidents.stopped(self._step, verdict.bad, seen, self._open_batches, self._light, self._ring.newest, is_corrupt, self._losses)
         if is_corrupt:
             self._roll_back(self._ring.newest, "the parameters are not finite")
             return
@@ -560,6 +573,7 @@ class Guard:
 
     def _next_try(self) -> None:
         self._monitor.drop()
+        self._incidents.next_step()
         self._monitor.listening = self._listens()
 
     def _safe(self) -> list[str]:

@@ -1,12 +1,26 @@
-"""What to do, by the kind of operator, the sub-step and the class of an incident."""
+"""What to do, by the kind of operator, the sub-step and the class of an incident: of one step replayed (opd.localise), and of the history
+of a run (opd.triage)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opd.localise.finding import DATA, HARDWARE, NONE
+from opd.localise.finding import DATA, HARDWARE, NONE, NUMERIC
 
 # Roles of operators that the words know; everything else is "other".
 LOGITS, SOFTMAX, ATTENTION, NORM, LINEAR, HEAD, LOSS, OTHER = "logits", "softmax", "attention", "norm", "linear", "head", "loss", "other"
+SQUARES, RESIDUAL = "sum of squares", "residual"
+
+# Kinds of incidents that a history shows (docs/triage.md).
+GROWTH, LAYERS, JUMP, RATE_JUMP = "growth over steps", "growth across layers", "jump without a precursor", "jump of a learning rate"
+ACCUMULATOR, CLIPPED, FP8_SCALE = "overflow inside an accumulator", "silent saturation", "FP8 scale"
+LOSS_SCALE, COLLAPSE, FLIP = "loss scale too large", "loss-scale collapse", "isolated jump, as of a flipped bit"
+MASKED, VARIANCE, BAD_DATA, UNSEEN = "fully masked softmax row", "row without variance", "non-finite input data", "no probe shows it"
+
+_EPSILON = "Give the norm an epsilon above 0 that its format holds (1e-5; below 6e-8 FP16 has 0): a row without variance divides by it."
+_CONSTANT_ROW = "Look at why the row is constant: dead activations, a batch of padding."
+_BOUND = "Bound what this operator reads: a norm or a cap before it; no format has a wider range."
+_FP8 = ("Scale the operand before its cast to FP8 by the largest magnitude of the last steps (delayed scaling) or of this tensor, and keep "
+        "a margin of a power of two.")
 
 
 def group_words(rates: Sequence[dict], parameters: Sequence[str]) -> str:
@@ -58,12 +72,15 @@ def advice(kind: str, role: str, substep: str | None, rates: Sequence[dict], par
         return ("Subtract the row's maximum before the exponential (softmax does, exp by hand does not), and cap the logits.", lower)
     if role == NORM:
         if substep in ("scale", "rsqrt", "reciprocal", "normalise"):
-            return ("Give the norm an epsilon above 0 that its format holds (1e-5; below 6e-8 FP16 has 0): a row without variance "
-                    "divides by it.",
-                    "Look at why the row is constant: dead activations, a batch of padding.")
+            return (_EPSILON, _CONSTANT_ROW)
         if substep == "gain":
             return (f"Bound the gain, or take weight decay on it; lower {rate}.",)
         return ("Compute the norm's square and mean in FP32 (x.float()), or divide the row by its largest magnitude first.", lower)
+    if role == SQUARES:
+        return ("Add the squares up in FP32 (x.float().square()), or divide the row by its largest magnitude first: what overflows is the "
+                "sum, its operands fit.", lower)
+    if role == RESIDUAL:
+        return ("Start the residual branches smaller (their last weights times 1/sqrt(2 * layers)), or normalise before each branch.", lower)
     if role == HEAD:
         return ("Compute the logits of the output in FP32 (out of autocast), with a cap or a z-loss on them.", lower)
     if role == LOSS:
@@ -71,3 +88,39 @@ def advice(kind: str, role: str, substep: str | None, rates: Sequence[dict], par
     if role == LINEAR:
         return ("Keep this layer in BF16, or normalise its input.", lower)
     return ("Keep this operator in BF16 or FP32.", lower)
+
+
+def history_advice(kind: str, role: str, format: str, rate: str, loss_scale: float, is_stored: bool = False) -> tuple[str, ...]:
+    """Sentences for an incident of which the history is known, the first one the likeliest remedy. kind: one of those above; format: of the
+    operator; rate: the learning rate in question, as group_words says it; loss_scale: 1 for none; is_stored: what a flipped bit changed stays."""
+    by_role = advice(NUMERIC, role, None, (), (), loss_scale, False)
+    if format in ("FP32", "BF16"):  # the widest range there is
+        by_role = tuple(sentence for sentence in by_role if not sentence.startswith(("Keep this", "Or keep this"))) or (_BOUND,)
+        by_role = (_BOUND, *by_role) if by_role[0].startswith("Lower ") else by_role
+    narrow = (_FP8,) if format in ("E4M3", "E5M2") else ()
+    if kind == RATE_JUMP:
+        return (f"Take the jump of {rate} back, or spread it over a warm-up of some hundred steps.",
+                "Announce it where it is meant: the guard does, and the device then widens its thresholds for a while.", *narrow, *by_role[:1])
+    if kind == LOSS_SCALE:
+        return advice(NUMERIC, role, "loss scale", (), (), loss_scale, False)
+    if kind == COLLAPSE:
+        return ("Look at the forward pass and the weights, not at the scale: a scale that only falls is not what overflows.",
+                "Stop before it reaches its floor, and go back to the last state in which it still rose.")
+    if kind == FLIP:
+        return advice(HARDWARE, role, "weight" if is_stored else None, (), (), loss_scale, False)
+    if kind == MASKED:
+        return advice(NUMERIC, SOFTMAX, None, (), (), loss_scale, True)
+    if kind == VARIANCE:
+        return (_EPSILON, _CONSTANT_ROW)
+    if kind == BAD_DATA:
+        return advice(DATA, role, None, (), (), loss_scale, False)
+    if kind == UNSEEN:
+        return ('Watch more of it: probes="output" shows the module where it begins, probes="all" the backward pass too.',
+                "Compute the loss in FP32, from logits in FP32.")
+    if kind == LAYERS:
+        return ("Start the residual branches smaller (their last weights times 1/sqrt(2 * layers)), or normalise before each branch.",
+                *by_role[:1])
+    if kind == ACCUMULATOR:
+        return advice(NUMERIC, SQUARES if role in (SQUARES, OTHER) else role, None, (), (), loss_scale, False)[:1]
+    lower = f"Lower {rate}, or warm it up longer." if rate else "Lower the learning rate, or warm it up longer."
+    return (*narrow, *(sentence for sentence in by_role if not sentence.startswith("Lower ")), lower)

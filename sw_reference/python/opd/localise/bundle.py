@@ -6,6 +6,8 @@
     module.pickle        the module, the batch's nesting and the function of the step, without tensors: pickle, which executes code when
                          it is loaded
     main.py              the script that was run, where something in the pickle is defined in it
+    state.safetensors    tensors of the optimizers' and the scaler's state, which bundle.json has the rest of
+    history.safetensors  a trace of the last steps of the run
 
 Reading checks everything before the pickle is touched, and touches it only when told that the bundle is trusted.
 """
@@ -14,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 import os
 import pickle
 import platform
@@ -22,8 +23,8 @@ import shutil
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,31 +34,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from opd.localise.bundle_info import DTYPES, HISTORY, INFO, MAIN, MODULE, STATE, TENSORS, VERSION, read_bytes, read_info
 from opd.localise.errors import LocaliseError
 from opd.localise.finding import Finding, Seen
+from opd.localise.hooks import without_our_hooks
+from opd.localise.nested import flattened, rebuilt
 from opd.localise.random_state import RandomStates, random_states
-from opd.strict_json import JsonFault, parse_json
+from opd.localise.script import definitions, main_script
 from opd.texts import quoted
+from opd.trace import Trace, TraceError
 
-VERSION = 1
-INFO, TENSORS, MODULE, MAIN = "bundle.json", "tensors.safetensors", "module.pickle", "main.py"
 MAIN_MODULE = "__opd_main__"  # name under which the script of a bundle runs, as __mp_main__ is that of multiprocessing
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_FLAGS = {"_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-          "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",)}
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES_OF = dict(zip(DTYPES, (torch.float16, torch.bfloat16)))
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read and rebuilt. missing: the device that its tensors were on, where that is not here: they are on the CPU
-    then."""
+    """A bundle that was read and rebuilt. optimizers: state_dict() of each, scaler: that of the GradScaler; history: the last steps of the
+    run, the incident included. missing: the device that its tensors were on, where that is not here: they are on the CPU then."""
     path: Path
     info: dict
     model: nn.Module
     batch: object
     step: Callable[[], Tensor]
     states: RandomStates
+    optimizers: tuple[dict, ...] = ()
+    scaler: dict | None = None
+    history: Trace | None = None
     missing: str | None = None
 
     def localise(self) -> Finding:
@@ -65,16 +68,18 @@ class Bundle:
 
         info, autocast, seen = self.info, self.info["autocast"], self.info["seen"]
         if autocast is not None:
-            autocast = {"device": "cpu" if self.missing else autocast["device"], "dtype": _DTYPES[autocast["dtype"]]}
-        return localise(self.step, self.model, batch=self.batch, number=info["step"], loss_scale=info["loss_scale"], autocast=autocast,
+            autocast = {"device": "cpu" if self.missing else autocast["device"], "dtype": DTYPES_OF[autocast["dtype"]]}
+        finding = localise(self.step, self.model, batch=self.batch, number=info["step"], loss_scale=info["loss_scale"], autocast=autocast,
                         rates=info["rates"],
                         seen=None if seen is None else Seen(**seen), states=self.states)
+        return replace(finding, evidence=(*finding.evidence, info["note"])) if info["note"] else finding
 
 
 def write_bundle(path: str | os.PathLike, model: nn.Module, batch, step: Callable | nn.Module | None = None, *, number: int = 0,
                  loss_scale: float = 1.0,
-                 autocast: Mapping | None = None, optimizer: torch.optim.Optimizer | None = None, seen: Seen | None = None,
-                 state: Mapping[str, Tensor] | None = None, states: RandomStates | None = None) -> Path:
+                 autocast: Mapping | None = None, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+                 seen: Seen | None = None, state: Mapping[str, Tensor] | None = None, states: RandomStates | None = None, scaler=None,
+                 history: Trace | None = None, note: str = "") -> Path:
     """Writes a bundle as a folder that is there as a whole or not at all, and returns its path.
 
     step    a function of (model, batch) that returns the loss, importable or defined in the script; a loss module, then the batch is
@@ -82,13 +87,16 @@ def write_bundle(path: str | os.PathLike, model: nn.Module, batch, step: Callabl
             itself returns it, called with the batch (a mapping as keywords, a tuple or list as arguments)
     state   state_dict() from before the step, states: random_states() from before it; by default those of now: right where neither was
             changed since
+    optimizer, scaler: their states are written as well, as they are now
+    history a trace of the last steps
+    note    a sentence about what the bundle does not hold
     Other arguments as of localise. Raises LocaliseError for what cannot be written.
     """
-    from opd.localise.search import _check, rates_of
+    from opd.localise.search import _check, optimizers_of, rates_of
 
     path = Path(path)
     _check(model, loss_scale, autocast)
-    if autocast is not None and autocast["dtype"] not in _DTYPES.values():
+    if autocast is not None and autocast["dtype"] not in DTYPES_OF.values():
         raise LocaliseError(f"autocast: {autocast['dtype']} is neither torch.float16 nor torch.bfloat16")
     if path.exists():
         raise LocaliseError(f"{path}: is there already; give another path")
@@ -105,17 +113,27 @@ def write_bundle(path: str | os.PathLike, model: nn.Module, batch, step: Callabl
     tensors |= {"random/cpu": states.cpu, **{f"random/cuda.{i}": s for i, s in enumerate(states.cuda)},
                 "random/numpy": torch.from_numpy(np.asarray(states.numpy[1], np.int64)),
                 "random/python": torch.tensor(states.python[1], dtype=torch.int64)}
-    files = {MODULE: data, TENSORS: safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})}
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    optimizers = optimizers_of(optimizer)
+    held: dict[str, Tensor] = {}
+    states_of = [{"class": type(item).__name__, "state": flattened(item.state_dict(), "optimizer", held)} for item in optimizers]
+    scaler_state = None if scaler is None else flattened(scaler.state_dict(), "scaler", held)
+    files = {MODULE: data, TENSORS: _saved(tensors)}
+    if held:
+        files[STATE] = _saved(held)
+    if history is not None:
+        files[HISTORY] = _history_bytes(history)
+    script = main_script()
     if b"__main__" in data:
-        if script is None or not os.path.isfile(script):
+        if script is None:
             raise LocaliseError("model: it, or the step, is defined in __main__, which is no file here; define it in a module that can "
                                 "be imported")
-        files[MAIN] = Path(script).read_bytes()
+        files[MAIN], of_script = definitions(Path(script).read_bytes())
+        note = " ".join(filter(None, (note, of_script)))
     info = {
         "bundle": VERSION, "step": number, "loss_scale": float(loss_scale), "seen": None if seen is None else asdict(seen),
         "autocast": None if autocast is None else {"device": autocast["device"], "dtype": str(autocast["dtype"]).removeprefix("torch.")},
-        "rates": [] if optimizer is None else rates_of(model, optimizer), "training": model.training,
+        "rates": rates_of(model, optimizers), "optimizers": states_of, "scaler": scaler_state,
+        "note": note, "training": model.training,
         "random": {"python_version": states.python[0], "python_gauss": states.python[2],
                    "numpy": [states.numpy[0], *(float(x) if i == 2 else int(x) for i, x in enumerate(states.numpy[2:]))]},
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__},
@@ -138,6 +156,26 @@ def write_bundle(path: str | os.PathLike, model: nn.Module, batch, step: Callabl
     except OSError as error:
         raise LocaliseError(f"{path}: cannot be written ({error.strerror}); give a path in a folder that is there and has room") from None
     return path
+
+
+def free_path(path: Path) -> Path:
+    """The path, or with .2, .3, ... behind it where it is taken."""
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}.{number}")
+    return found
+
+
+def _saved(tensors: Mapping[str, Tensor]) -> bytes:
+    return safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
+
+
+def _history_bytes(history: Trace) -> bytes:
+    try:
+        return history.to_bytes("history")
+    except TraceError as error:
+        raise LocaliseError(f"history: {error}") from None
 
 
 # --- pickle without tensors ------------------------------------------------------------------------------------------------
@@ -163,19 +201,8 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         reduced = list(value.__reduce_ex__(2))
         if isinstance(reduced[2], dict):
-            reduced[2] = _without_our_hooks(reduced[2])
+            reduced[2] = without_our_hooks(reduced[2])
         return tuple(reduced)
-
-
-def _without_our_hooks(state: dict) -> dict:
-    state = dict(state)
-    for name in _HOOKS:
-        hooks = state.get(name) or {}
-        ours = [key for key, hook in hooks.items() if str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("opd.")]
-        for part in (name, *_FLAGS.get(name, ())):
-            if ours and part in state:
-                state[part] = type(state[part])((key, hook) for key, hook in state[part].items() if key not in ours)
-    return state
 
 
 def _pickled(content: dict, tensors: dict[str, Tensor], keys: dict[int, str]) -> bytes:
@@ -243,22 +270,28 @@ def read_bundle(path: str | os.PathLike, *, trust: bool = False) -> Bundle:
     """Reads and rebuilds a bundle. trust: whether the code in it may run. Raises LocaliseError, which names file, field and remedy;
     nothing of the bundle's code has run then, but for errors in that code itself."""
     path = Path(path)
-    info = _info(path)
+    info = read_info(path)
     contents = {}
     for name, digest in info["sha256"].items():
-        contents[name] = _bytes(path / name)
+        contents[name] = read_bytes(path / name)
         if hashlib.sha256(contents[name]).hexdigest() != digest:
             raise LocaliseError(f"{path / name}: its SHA-256 is not the one that sha256.{name} of {INFO} says: it was changed or "
                                 "damaged; copy the bundle again from where it "
                                 "was written")
-    if MAIN not in info["sha256"] and (path / MAIN).exists():
-        raise LocaliseError(f"{path / MAIN}: is not listed in sha256 of {INFO}: it was put there later; remove it")
+    for name in (MAIN, STATE, HISTORY):
+        if name not in info["sha256"] and (path / name).exists():
+            raise LocaliseError(f"{path / name}: is not listed in sha256 of {INFO}: it was put there later; remove it")
     try:
         tensors = safetensors.torch.load(contents[TENSORS])
         states = _states(tensors, info["random"])
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
         raise LocaliseError(f"{path / TENSORS}: random states or tensors cannot be read ({str(error).splitlines()[0]}); write the "
                             "bundle again") from None
+    optimizers, scaler = _optimizer_states(path, info, contents.get(STATE))
+    try:
+        history = None if HISTORY not in contents else Trace.parse(contents[HISTORY], str(path / HISTORY))
+    except TraceError as error:
+        raise LocaliseError(str(error)) from None
     if not trust:
         raise LocaliseError(f"{path / MODULE}: rebuilding the model executes code of the bundle; where it comes from a source that you "
                             "trust, give --trust (trust=True)")
@@ -274,7 +307,7 @@ def read_bundle(path: str | os.PathLike, *, trust: bool = False) -> Bundle:
         raise LocaliseError(f"{path / MODULE}: the model cannot be rebuilt ({type(error).__name__}: "
                             f"{str(error).partition(chr(10))[0]}); run it in the environment of the training "
                             f"({versions}), with its modules on PYTHONPATH") from None
-    return Bundle(path, info, model, batch, _step_of(model, batch, step), states, missing)
+    return Bundle(path, info, model, batch, _step_of(model, batch, step), states, optimizers, scaler, history, missing)
 
 
 def _step_of(model: nn.Module, batch, step) -> Callable[[], Tensor]:
@@ -287,76 +320,18 @@ def _step_of(model: nn.Module, batch, step) -> Callable[[], Tensor]:
     return (lambda: model(*batch)) if isinstance(batch, (list, tuple)) else lambda: model(batch)
 
 
+def _optimizer_states(path: Path, info: dict, content: bytes | None) -> tuple[tuple[dict, ...], dict | None]:
+    try:
+        tensors = {} if content is None else safetensors.torch.load(content)
+        return tuple(rebuilt(entry["state"], tensors) for entry in info["optimizers"]), rebuilt(info["scaler"], tensors)
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+        raise LocaliseError(f"{path / STATE}: states of the optimizers cannot be read ({str(error).splitlines()[0]}); write the bundle "
+                            "again") from None
+
+
 def _states(tensors: dict[str, Tensor], info: dict) -> RandomStates:
     cuda = sorted((name for name in tensors if name.startswith("random/cuda.")), key=lambda name: int(name.rpartition(".")[2]))
     kind, position, has_gauss, cached = info["numpy"]
     numpy = (kind, tensors["random/numpy"].numpy().astype(np.uint32), position, has_gauss, cached)
     python = (info["python_version"], tuple(tensors["random/python"].tolist()), info["python_gauss"])
     return RandomStates(tensors["random/cpu"], tuple(tensors[name] for name in cuda), python, numpy)
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise LocaliseError(f"{file}: cannot be read ({error.strerror}); a bundle is the whole folder that write_bundle wrote") from None
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_rates(value) -> bool:
-    return isinstance(value, list) and all(isinstance(g, dict) and set(g) == {"lr", "parameters"} and _is_number(g["lr"])
-                                           and isinstance(g["parameters"], list)
-                                           and all(isinstance(name, str) for name in g["parameters"]) for g in value)
-
-
-def _is_seen(value) -> bool:
-    return value is None or (isinstance(value, dict) and set(value) == {"operator", "nonfinite", "largest"}
-                             and isinstance(value["operator"], str)
-                             and type(value["nonfinite"]) is int and (value["largest"] is None or _is_number(value["largest"])))
-
-
-def _is_random(value) -> bool:
-    return (isinstance(value, dict) and set(value) == {"python_version", "python_gauss", "numpy"} and isinstance(value["numpy"], list)
-            and len(value["numpy"]) == 4
-            and value["numpy"][0] == "MT19937")
-
-
-# Field -> what it has to be, and whether a value is.
-_FIELDS: dict[str, tuple[str, Callable[[object], bool]]] = {
-    "step": ("a whole number", lambda v: type(v) is int),
-    "loss_scale": ("a number above 0", lambda v: _is_number(v) and v > 0),
-    "autocast": ('null or {"device", "dtype"}, dtype float16 or bfloat16',
-                 lambda v: v is None or (isinstance(v, dict) and set(v) == {"device", "dtype"} and isinstance(v["device"], str) and v["dtype"] in _DTYPES)),
-    "seen": ('null or {"operator", "nonfinite", "largest"}', _is_seen),
-    "rates": ('a list of {"lr", "parameters"}', _is_rates),
-    "training": ("true or false", lambda v: isinstance(v, bool)),
-    "random": ("the random states", _is_random),
-    "versions": ("an object of texts", lambda v: isinstance(v, dict) and all(isinstance(text, str) for text in v.values())),
-    "search_path": ("a list of folders", lambda v: isinstance(v, list) and all(isinstance(text, str) for text in v)),
-    "sha256": (f"the digests of {TENSORS}, {MODULE} and, where there is one, {MAIN}",
-               lambda v: isinstance(v, dict) and {TENSORS, MODULE} <= set(v) <= {TENSORS, MODULE, MAIN}
-               and all(isinstance(text, str) for text in v.values())),
-}
-
-
-def _info(path: Path) -> dict:
-    file = path / INFO
-    try:
-        info = parse_json(_bytes(file).decode())
-    except (JsonFault, UnicodeDecodeError) as fault:
-        raise LocaliseError(f"{file}: {fault if isinstance(fault, JsonFault) else 'not UTF-8'}; write the bundle again") from None
-    if not isinstance(info, dict) or "bundle" not in info:
-        raise LocaliseError(f"{file}: bundle, its version, is missing: this is no incident bundle; give the folder that write_bundle "
-                            "wrote")
-    if info["bundle"] != VERSION or type(info["bundle"]) is not int:
-        raise LocaliseError(f"{file}: bundle is {quoted(str(info['bundle']))}, this opd reads version {VERSION}; use the opd that wrote "
-                            "it")
-    for name, (what, is_right) in _FIELDS.items():
-        if name not in info:
-            raise LocaliseError(f"{file}: {name} is missing; write the bundle again")
-        if not is_right(info[name]):
-            raise LocaliseError(f"{file}: {name} is not {what}; write the bundle again")
-    return info

@@ -29,5 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     except LocaliseError as error:
         print(f"opd localise: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(finding.json(), indent=1, allow_nan=False) if arguments.json else finding.text(), end="\n" if arguments.json else "")
+    history = None
+    if bundle.history is not None:
+        from opd.triage import triage
+
+        history = triage(bundle.history)
+    if arguments.json:
+        print(json.dumps(finding.json() | {"history": None if history is None else history.json()}, indent=1, allow_nan=False))
+    else:
+        print(finding.text(() if history is None else history.before()), end="")
     return 0

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from opd.texts import printable
+from opd.texts import plain, printable
 
 DATA, NUMERIC, HARDWARE, NONE = "data", "numeric", "hardware", "none"
 WIDTH = 100
@@ -81,10 +82,10 @@ class Finding:
         content = asdict(self)
         if self.elements is not None:
             content["elements"]["headroom"] = self.elements.headroom
-        return _plain(content)
+        return plain(content)
 
-    def text(self) -> str:
-        """One page."""
+    def text(self, before: Sequence[str] = ()) -> str:
+        """One page. before: sentences about the steps before."""
         at = "" if self.step is None else f" of step {self.step}"
         what = {DATA: "the data", NUMERIC: "the arithmetic", HARDWARE: "hardware, or a step that is not deterministic",
                 NONE: "nothing found"}[self.kind]
@@ -112,19 +113,9 @@ class Finding:
                          + " (the vector unit, that row)")
         agreement = "the same each time" if self.agree else "NOT the same each time"
         lines.append(f"  replays    {self.replays} over {self.operators} operators, {agreement}")
-        for title, sentences in (("Seen in the numbers", self.evidence), ("What to do", self.advice)):
+        for title, sentences in (("Seen in the numbers", self.evidence), ("Before it", before), ("What to do", self.advice)):
             if sentences:
                 lines += ["", title]
                 for sentence in sentences:
                     lines += textwrap.wrap(sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
         return printable("\n".join(lines) + "\n")
-
-
-def _plain(value):
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -26,7 +26,7 @@ _LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "binary_cross_ent
 
 
 def localise(step: Callable[[], Tensor], model: nn.Module, *, batch=None, number: int | None = None, loss_scale: float = 1.0,
-             autocast: Mapping | None = None, optimizer: torch.optim.Optimizer | None = None, rates: Sequence[dict] | None = None,
+             autocast: Mapping | None = None, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None, rates: Sequence[dict] | None = None,
              seen: Seen | None = None, states: RandomStates | None = None) -> Finding:
     """Replays `step` at most ceil(log2 operators) + 2 times.
 
@@ -35,24 +35,31 @@ def localise(step: Callable[[], Tensor], model: nn.Module, *, batch=None, number
                 called here, on the loss times loss_scale
     batch       the tensors that the step reads, in any nesting: without them nothing is said of the data
     autocast    {"device": "cuda", "dtype": torch.float16} where the step does not enter it itself
-    optimizer   or rates [{"lr": 1e-3, "parameters": [names]}]: for the words about learning rates
+    optimizer   one or several, or rates [{"lr": 1e-3, "parameters": [names]}]: for the words about learning rates
     seen        what was seen when it happened: names the operator where no replay shows it
     states      random_states() from before the step, by default those of now
     Raises LocaliseError for a step without operators or loss.
     """
     _check(model, loss_scale, autocast)
     if rates is None:
-        rates = rates_of(model, optimizer) if optimizer is not None else []
+        rates = rates_of(model, optimizer)
     replayer = Replayer(step, model, loss_scale, autocast, states or random_states(), batch)
     with replayer.restored():
         return _Search(replayer, batch, number, rates, seen).run()
 
 
-def rates_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict]:
+def optimizers_of(optimizer) -> list[torch.optim.Optimizer]:
+    """Of one, several or None."""
+    if optimizer is None:
+        return []
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+
+
+def rates_of(model: nn.Module, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None) -> list[dict]:
     """Learning rates of the parameter groups, with the names of their parameters."""
     names = {parameter: clean_name(name) for name, parameter in model.named_parameters()}
     return [{"lr": float(group["lr"]), "parameters": [names[p] for p in group["params"] if p in names]}
-            for group in optimizer.param_groups]
+            for item in optimizers_of(optimizer) for group in item.param_groups if "lr" in group]
 
 
 def _check(model, loss_scale, autocast) -> None:
