@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opd.guard.errors import GuardError
 
-# event -> what its keys say; every object has `event` and `step` as well. docs/guard.md has the table.
+# event -> what its keys say; every object has `event` and `step` as well. docs/guard.md and docs/generation.md have the tables.
 EVENTS = {
     "mode": ("operator", "old", "new", "cause", "risk"),
     "hints": ("loss_scale_shift", "clip_shift", "learning_rate_factor"),
@@ -19,6 +19,8 @@ EVENTS = {
     "carried": ("module", "calls"),
     "resumed": ("to",),
     "no_ring": ("why",),
+    "again": ("cached", "safe"),
+    "ended": ("why", "sequences"),
     "detached": ("why",),
 }
 

@@ -49,6 +49,7 @@ _PRODUCTS = frozenset("matmul mm bmm mv dot einsum addmm baddbmm conv1d conv2d c
                       "linear bilinear scaled_dot_product_attention rmatmul".split())
 _LOGITS = frozenset("matmul bmm einsum baddbmm rmatmul".split())
 _CASTS = frozenset("to half type type_as".split())
+_JOINS = frozenset("cat concat concatenate".split())  # of FP16 and BF16 they would make FP32
 
 
 @dataclass(frozen=True)
@@ -251,6 +252,8 @@ class Lanes(TorchFunctionMode):
         name = _name_of(func)
         if name in _CASTS:
             return self._cast(func, args, kwargs, name)
+        if name in _JOINS:
+            args, kwargs = self._unified(args, kwargs)
         if name not in ARITHMETIC:
             return func(*args, **kwargs)
         level = self._level(name)
