@@ -11,7 +11,6 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from opd.guard import GuardError  # noqa: E402
 from opd.guard.caches import CausalLM  # noqa: E402
 from opd.guard.device import ReferenceDevice  # noqa: E402
 from opd.reference import ReferenceMissing, module  # noqa: E402
+from opd.registers import Mode  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
@@ -157,8 +157,18 @@ def test_what_overflows_is_decoded_again(text, from_token):
     assert any(new == "SAFE" for _, _, new in modes) and any((old, new) == ("SAFE", "STABLE") for _, old, new in modes)
 
 
-def test_a_step_in_which_nothing_overflows_is_told_no_lie():
-    """In FP32 the same prompts stop nothing."""
+@pytest.mark.parametrize("text, alike", [(OVERFLOWS_LATER, 50), (OVERFLOWS_AT_ONCE, 50)])
+def test_the_tokens_are_those_that_the_model_makes_in_fp32(text, alike):
+    """Where FP16 alone goes astray with the first NaN."""
+    start = shipped.encode(text)
+    wanted = plain(shipped.load(torch.float32), start, 50)[0]
+    with opd.guard.generation(shipped.load()) as guard:
+        tokens = collect(guard, start, 50)[0]
+    unguarded = [[int(token)] for token in shipped.unguarded(shipped.load(), start, 50)[0]]
+    assert tokens[:alike] == wanted[:alike] and unguarded != wanted
+
+
+def test_in_fp32_the_same_prompts_stop_nothing():
     model = shipped.load(torch.float32)
     with opd.guard.generation(model) as guard:
         assert collect(guard, shipped.encode(OVERFLOWS_LATER), 20)[0] == plain(model, shipped.encode(OVERFLOWS_LATER), 20)[0]
@@ -264,11 +274,11 @@ def test_a_prompt_whose_prefill_overflows():
 def test_modes_come_back_on_the_controllers_timers():
     """8 tokens in SAFE, 64 quiet ones in STABLE, as steps of a training run."""
     model = Loop(bad={5})
-    with own(model) as guard:
+    with own(model, config={"safe_steps": 8, "quiet_steps": 64}) as guard:
         collect(guard, START, 90)
         assert guard.modes() == {}
     changes = [(decision["step"], decision["new"]) for decision in guard.decisions if decision["event"] == "mode"]
-    assert changes == [(3, "STABLE"), (3, "SAFE"), (10, "STABLE"), (74, "FAST")]
+    assert changes == [(3, "STABLE"), (3, "SAFE"), (11, "STABLE"), (75, "FAST")]
 
 
 def test_what_is_not_finite_in_any_mode_ends_generation_with_a_clear_result():
@@ -430,10 +440,11 @@ def test_decisions_are_written(tmp_path):
 
 
 @pytest.mark.parametrize("options, told", [
-    ({"model": 3}, "model: int is not a torch.nn.Module"), ({}, "model: Loop takes no cache; give step="), ({"sideband": "x"}, "sideband: 'x' is unknown"),
+    ({"model": 3}, "model: int is not a torch.nn.Module"), ({"model": Loop()}, "model: Loop takes no cache; give step="), ({"sideband": "x"}, "sideband: 'x' is unknown"),
     ({"device": "gpu"}, "device: 'gpu' is unknown"), ({"config": {"nonsense": 1}}, "config: nonsense"), ({"compiled": "x"}, "compiled: 'x' is unknown")])
 def test_wrong_options(options, told):
-    model = options.pop("model", Loop())
+    model = options.get("model", Loop())
+    options = {key: value for key, value in options.items() if key != "model"}
     if options:
         options["step"] = model
     with pytest.raises(GuardError, match=told):

@@ -36,7 +36,7 @@ _NAMES = ("cache", "past_key_values")  # of the argument, and of what is returne
 def cache_name(model: nn.Module) -> str | None:
     """What a model calls its cache; None where it takes none."""
     known = inspect.signature(model.forward).parameters
-    return next((name for name in _NAMES if name in known), None)
+    return next((name for name in _NAMES if name in known), None) if "input_ids" in known else None
 
 
 class CausalLM:

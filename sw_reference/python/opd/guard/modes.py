@@ -96,11 +96,11 @@ def _own(x: Tensor, *others: Tensor | None) -> torch.dtype:
     cast = _autocast(x.device.type)
     if cast is not None and x.dtype != torch.float64:
         return output_type(cast)
-    dtype = x.dtype
+    dtype = output_type(x.dtype)  # a mode may have left BF16 beside FP16, which would make FP32
     for other in others:
         if other is not None:
-            dtype = torch.promote_types(dtype, other.dtype)
-    return output_type(dtype)
+            dtype = torch.promote_types(dtype, output_type(other.dtype))
+    return dtype
 
 
 def _kept(x: Tensor, function: Callable[[Tensor], Tensor]) -> torch.dtype:
