@@ -157,15 +157,15 @@ def test_what_overflows_is_decoded_again(text, from_token):
     assert any(new == "SAFE" for _, _, new in modes) and any((old, new) == ("SAFE", "STABLE") for _, old, new in modes)
 
 
-@pytest.mark.parametrize("text, alike", [(OVERFLOWS_LATER, 50), (OVERFLOWS_AT_ONCE, 50)])
-def test_the_tokens_are_those_that_the_model_makes_in_fp32(text, alike):
+@pytest.mark.parametrize("text", [OVERFLOWS_LATER, OVERFLOWS_AT_ONCE])
+def test_the_tokens_are_those_that_the_model_makes_in_fp32(text):
     """Where FP16 alone goes astray with the first NaN."""
     start = shipped.encode(text)
     wanted = plain(shipped.load(torch.float32), start, 50)[0]
     with opd.guard.generation(shipped.load()) as guard:
         tokens = collect(guard, start, 50)[0]
     unguarded = [[int(token)] for token in shipped.unguarded(shipped.load(), start, 50)[0]]
-    assert tokens[:alike] == wanted[:alike] and unguarded != wanted
+    assert tokens == wanted != unguarded
 
 
 def test_in_fp32_the_same_prompts_stop_nothing():
