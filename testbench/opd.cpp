@@ -471,6 +471,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kPythonCo
     {"calibrate", "Register settings for a wanted false-alarm rate, from healthy runs"},
     {"capture", "Record any PyTorch training run as a trace"},
     {"evaluate", "Detectors on a corpus of traces: recall, lead, false alarms, cost"},
+    {"governor", "Loss scales and FP8 scales: what chooses them, compared on recorded runs"},
     {"import", "Make traces of other tools' telemetry"},
     {"localise", "Name the first bad operator of an incident, and why"},
     {"triage", "Tell the incidents of a trace in words: what, since when, how fast, why, what to do"},

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -128,6 +129,17 @@ class Unit {
     for (unsigned op = 0; op < parameters_.num_ops; ++op)
       all.push_back(reference_.mode(static_cast<std::uint16_t>(op)));
     return array_of(all);
+  }
+
+  /// Forecast baseline of every operator, log2, loss scale taken out; NaN while it is not seeded.
+  Array<double> baselines() const {
+    Array<double> all(std::vector<py::ssize_t>{static_cast<py::ssize_t>(parameters_.num_ops)});
+    double* baseline = all.mutable_data();
+    for (const opd::ref::OpState& state : reference_.states()) {
+      *baseline++ = state.history.age == 0 ? std::numeric_limits<double>::quiet_NaN()
+                                           : std::ldexp(state.forecast.baseline, -7);
+    }
+    return all;
   }
 
   py::tuple hints() const { return tuple_of(reference_.hints()); }
@@ -357,6 +369,10 @@ Raises ValueError.)");
            py::arg("scale_log2"),
            "Completions of a step, in order, arrays of one type each: (records, events).")
       .def("modes", &Unit::modes, "Mode of every operator, uint8 [num_ops].")
+      .def("baselines", &Unit::baselines,
+           "Forecast baseline of every operator, float64 [num_ops]: log2 of the largest magnitude, "
+           "the loss scale taken out; NaN "
+           "while it is not seeded.")
       .def("hints", &Unit::hints, "(loss-scale shift, clip shift, learning-rate factor * 65536).")
       .def("last_clean_step", &Unit::last_clean_step)
       .def("announce_learning_rate", &Unit::announce_learning_rate, py::arg("step"))

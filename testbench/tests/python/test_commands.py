@@ -76,7 +76,7 @@ def test_an_output_that_cannot_be_written(tmp_path, name, options):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["no-such-command"], "opd: no-such-command: no such command; the commands are calibrate, capture, evaluate, import, localise, triage"),
+    (["no-such-command"], "opd: no-such-command: no such command; the commands are calibrate, capture, evaluate, governor, import, localise, triage"),
     (["no-such-command", "--help"], "opd: no-such-command: no such command"),
     (["evalute", "--help"], "opd: evalute: no such command; did you mean evaluate?"),
     (["-x"], "opd: -x: no such command"),
@@ -137,7 +137,7 @@ def test_no_option_is_ignored_when_it_comes_twice(name, monkeypatch, capsys):
             told = capsys.readouterr().err
             assert end.value.code == 2 and "is given more than once; give it once" in told and spelling in told
         refused += 1
-    assert refused >= {"localise": 0, "triage": 1}.get(name, 4) and merged == {"evaluate": 2, "calibrate": 1}.get(name, 0)
+    assert refused >= {"localise": 0, "triage": 1, "governor": 2}.get(name, 4) and merged == {"evaluate": 2, "calibrate": 1}.get(name, 0)
     assert parser.parse_args(files)  # nothing of the lines before is left
 
 

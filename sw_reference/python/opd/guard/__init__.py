@@ -7,13 +7,19 @@
             optimizer.zero_grad()
             g.step(loss_of(model, batch))
 
+and on a generation loop (docs/generation.md):
+
+    with opd.guard.generation(model) as g:
+        for token in g.generate(input_ids, max_new_tokens=100):
+            ...
+
 The module itself is callable. PyTorch is imported when the first name is used.
 """
 import importlib
 import sys
 import types
 
-_HOMES = {"Guard": "session", "GuardError": "errors"}
+_HOMES = {"Guard": "session", "GuardError": "errors", "GenerationGuard": "generating", "generation": "generating"}
 __all__ = list(_HOMES)
 
 

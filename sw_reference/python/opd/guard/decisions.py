@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opd.guard.errors import GuardError
 
-# event -> what its keys say; every object has `event` and `step` as well. docs/guard.md has the table.
+# event -> what its keys say; every object has `event` and `step` as well. docs/guard.md and docs/generation.md have the tables.
 EVENTS = {
     "mode": ("operator", "old", "new", "cause", "risk"),
     "hints": ("loss_scale_shift", "clip_shift", "learning_rate_factor"),
@@ -22,6 +22,8 @@ EVENTS = {
     "localised": ("kind", "operator", "substep", "replays", "watched"),
     "resumed": ("to",),
     "no_ring": ("why",),
+    "again": ("cached", "safe"),
+    "ended": ("why", "sequences"),
     "detached": ("why",),
 }
 

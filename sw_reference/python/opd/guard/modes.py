@@ -49,6 +49,7 @@ _PRODUCTS = frozenset("matmul mm bmm mv dot einsum addmm baddbmm conv1d conv2d c
                       "linear bilinear scaled_dot_product_attention rmatmul".split())
 _LOGITS = frozenset("matmul bmm einsum baddbmm rmatmul".split())
 _CASTS = frozenset("to half type type_as".split())
+_JOINS = frozenset("cat concat concatenate".split())  # of FP16 and BF16 they would make FP32
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,11 @@ def _own(x: Tensor, *others: Tensor | None) -> torch.dtype:
     cast = _autocast(x.device.type)
     if cast is not None and x.dtype != torch.float64:
         return output_type(cast)
-    dtype = x.dtype
+    dtype = output_type(x.dtype)  # a mode may have left BF16 beside FP16, which would make FP32
     for other in others:
         if other is not None:
-            dtype = torch.promote_types(dtype, other.dtype)
-    return output_type(dtype)
+            dtype = torch.promote_types(dtype, output_type(other.dtype))
+    return dtype
 
 
 def _kept(x: Tensor, function: Callable[[Tensor], Tensor]) -> torch.dtype:
@@ -251,6 +252,8 @@ class Lanes(TorchFunctionMode):
         name = _name_of(func)
         if name in _CASTS:
             return self._cast(func, args, kwargs, name)
+        if name in _JOINS:
+            args, kwargs = self._unified(args, kwargs)
         if name not in ARITHMETIC:
             return func(*args, **kwargs)
         level = self._level(name)
