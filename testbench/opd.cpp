@@ -467,7 +467,7 @@ int run_registers() {
 }
 
 /// Commands that are Python: name and what it does (sw_reference/python/opd/__main__.py has the same).
-constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kPythonCommands = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kPythonCommands = {{
     {"calibrate", "Register settings for a wanted false-alarm rate, from healthy runs"},
     {"capture", "Record any PyTorch training run as a trace"},
     {"evaluate", "Detectors on a corpus of traces: recall, lead, false alarms, cost"},
