@@ -21,10 +21,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/set
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: scripts/setup installs it")
 
 import opd  # noqa: E402
+from opd.device import Device  # noqa: E402
 from opd.guard import GenerationGuard, GuardError  # noqa: E402
 from opd.guard.caches import CausalLM  # noqa: E402
 from opd.guard.decisions import GENERATION_EVENTS  # noqa: E402
-from opd.guard.device import ReferenceDevice  # noqa: E402
 from opd.reference import ReferenceMissing, module  # noqa: E402
 from opd.registers import Mode  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
@@ -382,9 +382,9 @@ def test_every_operator_in_safe_or_stable_and_back(make):
 
 # --- failing ----------------------------------------------------------------------------------------------------------------------
 
-class Failing(ReferenceDevice):
+class Failing(Device):
     def __init__(self, places: int, at: int):
-        super().__init__(places, {})
+        super().__init__("cpu", places)
         self.left = at
 
     def step(self, *arguments):
