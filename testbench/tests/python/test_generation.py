@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/set
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: scripts/setup installs it")
 
 import opd  # noqa: E402
-from opd.guard import GuardError  # noqa: E402
+from opd.device import Device  # noqa: E402
+from opd.guard import GenerationGuard, GuardError  # noqa: E402
 from opd.guard.caches import CausalLM  # noqa: E402
-from opd.guard.device import ReferenceDevice  # noqa: E402
+from opd.guard.decisions import GENERATION_EVENTS  # noqa: E402
 from opd.reference import ReferenceMissing, module  # noqa: E402
 from opd.registers import Mode  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
@@ -380,9 +382,9 @@ def test_every_operator_in_safe_or_stable_and_back(make):
 
 # --- failing ----------------------------------------------------------------------------------------------------------------------
 
-class Failing(ReferenceDevice):
+class Failing(Device):
     def __init__(self, places: int, at: int):
-        super().__init__(places, {})
+        super().__init__("cpu", places)
         self.left = at
 
     def step(self, *arguments):
@@ -437,6 +439,20 @@ def test_decisions_are_written(tmp_path):
     with own(model, log=tmp_path / "d.jsonl") as guard:
         collect(guard, START, 6)
     assert [json.loads(line) for line in (tmp_path / "d.jsonl").read_text().splitlines()] == guard.decisions
+
+
+def test_the_page_names_every_argument_event_and_count():
+    """docs/generation.md: arguments of opd.guard.generation and generate, events of its own with their keys, counts of summary()."""
+    page = (ROOT / "docs" / "generation.md").read_text(encoding="utf-8")
+    options, decisions = page[page.index("## Options"):page.index("## Decisions")], page[page.index("## Decisions"):page.index("## Example")]
+    for method in (GenerationGuard.__init__, GenerationGuard.generate):
+        for name in signature(method).parameters:
+            assert name in ("self", "model") or f"`{name}`" in (page if name in ("step", "truncate") else options) or f"{name}," in options, name
+    rows = {line.split("`")[1]: line for line in decisions.splitlines() if line.startswith("| `")}
+    assert set(rows) == set(GENERATION_EVENTS)
+    assert all(f"`{key}`" in rows[event] for event, keys in GENERATION_EVENTS.items() for key in keys)
+    with own(Loop()) as guard:
+        assert all(f"`{name}`" in decisions for name in guard.summary())
 
 
 @pytest.mark.parametrize("options, told", [

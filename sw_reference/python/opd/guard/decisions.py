@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opd.guard.errors import GuardError
 
-# event -> what its keys say; every object has `event` and `step` as well. docs/guard.md and docs/generation.md have the tables.
+# event -> what its keys say; every object has `event` and `step` as well. docs/guard.md has the table.
 EVENTS = {
     "mode": ("operator", "old", "new", "cause", "risk"),
     "hints": ("loss_scale_shift", "clip_shift", "learning_rate_factor"),
@@ -22,10 +22,14 @@ EVENTS = {
     "localised": ("kind", "operator", "substep", "replays", "watched"),
     "resumed": ("to",),
     "no_ring": ("why",),
-    "again": ("cached", "safe"),
-    "ended": ("why", "sequences"),
     "detached": ("why",),
 }
+# The same of a generation loop alone: docs/generation.md.
+GENERATION_EVENTS = {
+    "again": ("cached", "safe"),
+    "ended": ("why", "sequences"),
+}
+_KEYS = EVENTS | GENERATION_EVENTS
 
 
 class DecisionLog:
@@ -42,8 +46,8 @@ class DecisionLog:
                                  "to") from None
 
     def note(self, event: str, step: int, **details) -> None:
-        if set(details) != set(EVENTS[event]):
-            raise ValueError(f"{event}: has the keys {', '.join(EVENTS[event])}")
+        if set(details) != set(_KEYS[event]):
+            raise ValueError(f"{event}: has the keys {', '.join(_KEYS[event])}")
         decision = {"event": event, "step": step, **details}
         self.decisions.append(decision)
         if self._file is not None:
