@@ -1,6 +1,6 @@
 """opd.guard.generation: a healthy loop is left alone, a token that is not finite is decoded again, and nothing ends the loop but its end.
 
-Testplan: GRD-03.
+Testplan: GEN-01.
 """
 from __future__ import annotations
 
