@@ -36,11 +36,16 @@ struct HostView {
 class HintLog {
  public:
   explicit HintLog(std::vector<HintChange>& changes) : changes_(changes) {}
-  void update(std::uint32_t step, const Hints& hints) {
+  void update(std::uint32_t step, const Hints& device_hints) {
+    const Hints hints = told_.value_or(device_hints);
     if (policy_.update(hints)) changes_.push_back({step, hints, policy_.settings()});
   }
+  /// From the next update on: what the training loop is told whatever the device says; nothing: what
+  /// the device says.
+  void tell(const std::optional<Hints>& hints) { told_ = hints; }
 
  private:
+  std::optional<Hints> told_;
   std::vector<HintChange>& changes_;
   driver::HintPolicy policy_{{}};
 };

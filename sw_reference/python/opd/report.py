@@ -20,15 +20,12 @@ from opd import report_compute, report_incidents
 from opd.arguments import Parser
 from opd.files import write_whole
 from opd.page import page
-from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode, Order
+from opd.records import RECORD, magnitudes
+from opd.registers import CONFIG_RESET, Cause, Flag, Mode, Order
 from opd.report_parts import DASH, count, duration, label, number, size, table, text
 from opd.trace import FORMATS, Trace, TraceError
 from opd.triage import Triage, of_file
 
-# docs/formats.md "OpRecord"
-RECORD = np.dtype([("seq", "<u4"), ("step", "<u4"), ("op", "<u2"), ("format", "u1"), ("mode", "u1"), ("max_mag", "<u4"),
-                   ("nonfinite_count", "<u4"), ("first_nonfinite", "<u4"), ("saturated_count", "<u4"), ("flags", "<u2"),
-                   ("risk", "u1"), ("cause", "u1")])
 NO_RECORD = 255   # in the page's mode array: the detection unit never saw that completion
 LEAD_WINDOW = 128  # docs/metrics.md "Lead"
 OPEN_INCIDENTS = 12  # a longer list is folded
@@ -108,17 +105,6 @@ def _read_array(file: Path, dtype: np.dtype) -> np.ndarray:
 def read_records(file: str | Path) -> np.ndarray:
     """Records of one path: structured array of dtype RECORD, in seq order. Raises ReportError."""
     return _read_array(Path(file), RECORD)
-
-
-def magnitudes(max_mag: np.ndarray, format_code: np.ndarray) -> np.ndarray:
-    """Values of magnitudes given as bits: uint32 [N] and format codes [N] -> float32 [N], exact for every format."""
-    values = np.full(max_mag.shape, np.nan, np.float32)
-    for code in Format:
-        chosen = format_code == code
-        dtype = FORMATS[code.name].numpy
-        bits = max_mag[chosen].astype(f"<u{dtype.itemsize}")
-        values[chosen] = bits.view(dtype).astype(np.float32)
-    return values
 
 
 # --- data of the page ------------------------------------------------------------------------------------------------------
