@@ -8,7 +8,8 @@
 """
 import importlib
 
-_HOMES = {"Policy": "base", "Operator": "base", "Record": "base", "Step": "base", "Device": "device", "PolicyError": "errors",
+_HOMES = {"Policy": "base", "Operator": "base", "Record": "base", "Step": "base", "Event": "base",
+          "Hints": "base", "Device": "device", "PolicyError": "errors",
           "StaticHeadroom": "static_headroom", "LossScaleOnly": "loss_scale_only"}
 __all__ = list(_HOMES)
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from opd.device_config import checked
-from opd.guard.device import Hints
-from opd.policy.base import Operator
+from opd.policy.base import Hints, Operator
 from opd.registers import CONFIG_RESET, Mode
 from opd.texts import suggestion
 
@@ -125,6 +124,13 @@ class Device:
         """Modes after a step's records."""
         self._grow()
         self._mode[records["op"]] = records["mode"]
+
+    def follow(self, op: int, mode: int | None, locked: bool | None, disabled: bool | None) -> None:
+        """A SET that is not the policy's."""
+        self._grow()
+        for value, held in ((mode, self._mode), (locked, self._locked), (disabled, self._disabled)):
+            if value is not None and op < len(held):
+                held[op] = value
 
     def take(self) -> list[tuple]:
         """The commands since the last call, in order."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from opd.guard.device import Event, Hints
-from opd.policy.base import Operator, Policy, Record, Step
+from opd.policy.base import Event, Hints, Operator, Policy, Record, Step
 from opd.policy.device import Device
 from opd.policy.errors import PolicyError, class_line, code_of, file_of, line_of, told
 

@@ -2,8 +2,7 @@
 
 Copy this file to try another rule: `opd replay --policy my_loss_scale.py`.
 """
-from opd.guard.device import Hints
-from opd.policy.base import Policy
+from opd.policy.base import Hints, Policy
 from opd.registers import Mode
 
 SCALED = ("gradient", "collective")  # kinds that have the loss scale in them

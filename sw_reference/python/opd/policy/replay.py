@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from opd.guard.device import Event, Hints
+from opd.policy.base import Event, Hints
 from opd.policy.device import Device
 from opd.policy.errors import PolicyError, line_of, told
 from opd.policy.host import Host, operators_of
