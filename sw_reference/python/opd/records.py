@@ -14,9 +14,9 @@ RECORD = np.dtype([("seq", "<u4"), ("step", "<u4"), ("op", "<u2"), ("format", "u
 def magnitudes(max_mag: np.ndarray, format_code: np.ndarray) -> np.ndarray:
     """Values of magnitudes given as bits: uint32 [N] and format codes [N] -> float32 [N], exact for every format."""
     values = np.full(max_mag.shape, np.nan, np.float32)
-    for code in Format:
+    for code in np.flatnonzero(np.bincount(format_code)):
         chosen = format_code == code
-        dtype = FORMATS[code.name].numpy
+        dtype = FORMATS[Format(code).name].numpy
         bits = max_mag[chosen].astype(f"<u{dtype.itemsize}")
         values[chosen] = bits.view(dtype).astype(np.float32)
     return values

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opd import report_compute, report_incidents
+from opd import report_compute, report_incidents, report_policy
 from opd.arguments import Parser
 from opd.files import write_whole
 from opd.page import page
@@ -553,8 +553,8 @@ def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: 
     payload["lead_when_sampled"] = [{"name": entry["name"], "leads": entry["lead_when_sampled"]} for entry, _ in entries
                                     if entry["lead_when_sampled"]]
     body = "".join([
-        _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _synthesis(summary), "\n", _detection(summary), "\n",
-        _engines(summary), "\n", _host(entries), "\n",
+        _head(out, summary), "\n", _crosscheck(summary), "\n", report_policy.section(summary), "\n", _overhead(summary), "\n",
+        _synthesis(summary), "\n", _detection(summary), "\n", _engines(summary), "\n", _host(entries), "\n",
         "<noscript><p class=\"verdict idle\">The plots need JavaScript.</p></noscript>\n",
         "\n".join(_trace_section(i, entry, trace) + report_incidents.section(i, told[trace.name]) + report_compute.section(i, entry, trace)
                   for i, (entry, trace) in enumerate(entries)), "\n",

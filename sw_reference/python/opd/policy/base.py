@@ -10,7 +10,6 @@ import numpy as np
 
 from opd.guard.device import Event, Hints
 from opd.records import magnitudes
-from opd.trace import FORMATS
 
 if TYPE_CHECKING:
     from opd.policy.device import Device
@@ -44,13 +43,14 @@ class Record(NamedTuple):
 class Step:
     """A training step whose records are all out. records: structured array [N] with the fields of OpRecord, in the order of their
     completion; events: in the order of their records; hints: what the device's registers ask of the training loop now;
-    last_clean_step: None before the first."""
+    last_clean_step: None before the first; limits: largest finite value of each operator's own format, float64 [operators]."""
     number: int
     records: np.ndarray
     events: Sequence[Event]
     hints: Hints
     last_clean_step: int | None
     operators: Sequence[Operator] = field(repr=False)
+    limits: np.ndarray = field(repr=False)
 
     @cached_property
     def magnitudes(self) -> np.ndarray:
@@ -61,9 +61,8 @@ class Step:
     def headroom(self) -> np.ndarray:
         """Bits from each record's magnitude to the largest finite value of the operator's own format, whatever format it ran in:
         float64 [N], Inf for a magnitude of 0, negative beyond the format."""
-        limits = np.array([float(FORMATS[self.operators[op].format].max_value) for op in self.records["op"]], np.float64)
         with np.errstate(divide="ignore"):
-            return np.log2(limits) - np.log2(self.magnitudes)
+            return np.log2(self.limits[self.records["op"]]) - np.log2(self.magnitudes)
 
     @cached_property
     def nonfinite(self) -> np.ndarray:

@@ -10,6 +10,7 @@ from opd.device_config import checked
 from opd.policy.base import Hints, Operator
 from opd.registers import CONFIG_RESET, Mode
 from opd.texts import suggestion
+from opd.trace import FORMATS
 
 # Commands as tuples: what they are called in summary.json, and what follows
 SET, RESEED, CLEAR, CONFIGURE, LEARNING_RATE, HINTS = "set", "reseed", "clear", "configure", "learning_rate", "hints"
@@ -25,6 +26,7 @@ class Device:
     allowed    commands that this host can give
 
     modes uint8 [operators], locked and disabled bool [operators]: as they will be at the next step, read only.
+    limits float64 [operators]: largest finite value of each operator's own format.
     """
 
     def __init__(self, operators: Sequence[Operator], config: Mapping[str, float], allowed: Sequence[str] = ALL):
@@ -33,6 +35,7 @@ class Device:
         self._allowed = allowed
         self._mode, self._locked, self._disabled = (np.zeros(0, np.uint8), np.zeros(0, bool), np.zeros(0, bool))
         self._commands: list[tuple] = []
+        self.limits = np.zeros(0)
         self._grow()
 
     @property
@@ -140,6 +143,8 @@ class Device:
     def _grow(self) -> None:
         more = len(self.operators) - len(self._mode)
         if more > 0:
+            formats = [operator.format for operator in self.operators[-more:]]
+            self.limits = np.append(self.limits, [float(FORMATS[name].max_value) for name in formats])
             self._mode, self._locked, self._disabled = (np.concatenate((held, np.zeros(more, held.dtype)))
                                                         for held in (self._mode, self._locked, self._disabled))
 

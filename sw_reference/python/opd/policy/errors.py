@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 from types import CodeType
 
 from opd.texts import printable
@@ -18,7 +19,7 @@ class PolicyError(Exception):
 def told(error: BaseException) -> str:
     """"ZeroDivisionError: division by zero", whatever the error's own text does."""
     try:
-        text = str(error)
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
     except BaseException:
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -56,6 +57,4 @@ def file_of(cls: type, methods: tuple[str, ...]) -> str:
     own = [code_of(cls, name) for name in methods if name in vars(cls)]
     if own and own[0] is not None:
         return own[0].co_filename
-    import sys
-
     return os.fspath(getattr(sys.modules.get(cls.__module__), "__file__", None) or f"<{cls.__module__}>")

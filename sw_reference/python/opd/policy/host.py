@@ -38,7 +38,7 @@ class Host:
             self._run("on_record", told, _each, self._policy.on_record, map(Record._make, records.tolist()), self.device)
         if self._sees_events:
             self._run("on_event", told, _each, self._policy.on_event, events, self.device)
-        step = Step(number, records, events, hints, last_clean_step, self.device.operators)
+        step = Step(number, records, events, hints, last_clean_step, self.device.operators, self.device.limits)
         self._run("on_step", told, self._policy.on_step, step, self.device)
         return self.device.take()
 

@@ -44,7 +44,7 @@ def load(where: str | os.PathLike) -> Source:
 def _split(where: str) -> tuple[str, str | None]:
     """FILE:CLASS, unless a file has the whole name."""
     file, colon, name = where.rpartition(":")
-    if colon and not os.path.exists(where) and (name.isidentifier() or not name):
+    if colon and not os.path.exists(where) and name.isidentifier():
         return file, name
     return where, None
 
