@@ -102,17 +102,14 @@ class PolicyAnswers {
   double seconds_ = 0;
 };
 
-/// How far a path has got with the answers. Without any, nothing is ever due.
+/// How far a path has got with the answers.
 class PolicyTurn {
  public:
-  PolicyTurn() = default;
-  explicit PolicyTurn(PolicyAnswers* answers) : answers_(answers) {}
+  explicit PolicyTurn(PolicyAnswers& answers) : answers_(&answers) {}
 
   /// Whether commands have to be given before the step with this index; the number of steps: after
   /// the last one.
-  [[nodiscard]] bool due(std::size_t step_index) const {
-    return answers_ != nullptr && next_ <= step_index;
-  }
+  [[nodiscard]] bool due(std::size_t step_index) const { return next_ <= step_index; }
   /// Whether `take` has to ask the policy.
   [[nodiscard]] bool asks() const { return !answers_->known(next_); }
   /// Of the step that the next commands come after; 0 before the first.
@@ -123,7 +120,7 @@ class PolicyTurn {
                                        std::optional<std::uint32_t> last_clean_step);
 
  private:
-  PolicyAnswers* answers_ = nullptr;
+  PolicyAnswers* answers_;
   std::size_t next_ = 0;  ///< step index
   std::size_t completions_seen_ = 0, events_seen_ = 0;
 };

@@ -79,6 +79,10 @@ struct Issued {
   Mode mode;
 };
 
+std::optional<PolicyTurn> turn_of(PolicyAnswers* policy) {
+  return policy == nullptr ? std::nullopt : std::optional(PolicyTurn(*policy));
+}
+
 /// What has to be said of the host's side of a run.
 struct HostLog {
   HostLog() = default;
@@ -96,7 +100,7 @@ struct LockstepRun {
   const OperandFault* fault = nullptr;
   std::function<void(std::size_t)> on_progress;
   std::optional<LearningRateSchedule> schedule;
-  PolicyTurn policy;
+  std::optional<PolicyTurn> policy;
 
   unsigned reset_cycles = 0;
   std::uint64_t cycle = 0;
@@ -125,7 +129,7 @@ struct LooselyTimedRun {
   std::span<const std::size_t> order;
   const OperandFault* fault = nullptr;
   std::optional<LearningRateSchedule> schedule;
-  PolicyTurn policy;
+  std::optional<PolicyTurn> policy;
   std::exception_ptr error;  ///< of the policy: the run was stopped
   std::size_t next = 0;
   std::vector<Issued> issued;  ///< by seq
@@ -279,7 +283,7 @@ struct Simulation::Modules : public sc_core::sc_module {
     if (run.next_tag == run.operators->size()) return sc::SourceAnswer::kEnd;
     const bool step_starts = run.next_tag % run.operators->probes() == 0;
     if (run.operators->computes() && step_starts && !drained_()) return sc::SourceAnswer::kWait;
-    if (run.policy.due(run.operators->step_index(run.next_tag))) {
+    if (run.policy && run.policy->due(run.operators->step_index(run.next_tag))) {
       run.policy_turn = true;
       return sc::SourceAnswer::kWait;
     }
@@ -343,7 +347,7 @@ struct Simulation::Modules : public sc_core::sc_module {
     for (;;) {
       while (pins.irq.read()) react_(host, log);
       if (drained_() && run.policy_turn) {
-        take_turn_(host, log, run.policy, run.result.systemc, run.error);
+        take_turn_(host, log, *run.policy, run.result.systemc, run.error);
         if (run.error) {
           clock.stop();
           throw RunStopped{};
@@ -356,7 +360,7 @@ struct Simulation::Modules : public sc_core::sc_module {
         run.announcements.clear();
       }
       if (drained_() && done.read()) {
-        if (!run.policy.due(run.operators->steps())) break;
+        if (!run.policy || !run.policy->due(run.operators->steps())) break;
         run.policy_turn = true;
         continue;
       }
@@ -464,20 +468,16 @@ struct Simulation::Modules : public sc_core::sc_module {
     }
     while (lt_device.irq()) react_(lt_host, *lt_log);
     const bool ended = lt.next == (lt.order.empty() ? lt.operators->size() : lt.order.size());
-    const std::size_t step_index =
-        ended ? lt.operators->steps()
-              : lt.operators->step_index(lt.order.empty() ? lt.next : lt.order[lt.next]);
-    while (lt.policy.due(step_index)) {
-      take_turn_(lt_host, *lt_log, lt.policy, lt.result, lt.error);
-      if (lt.error) return sc::SourceAnswer::kEnd;
-      while (lt_device.irq()) react_(lt_host, *lt_log);
-    }
+    const std::size_t next = ended || lt.order.empty() ? lt.next : lt.order[lt.next];
+    if (lt.policy &&
+        !take_turns_loosely_timed_(ended ? lt.operators->steps() : lt.operators->step_index(next)))
+      return sc::SourceAnswer::kEnd;
     if (ended) {
       finish_(lt_host, *lt_log);
       lt.result.host = lt_log->view;
       return sc::SourceAnswer::kEnd;
     }
-    const std::size_t tag = lt.order.empty() ? lt.next : lt.order[lt.next];
+    const std::size_t tag = next;
     ++lt.next;
     lt.schedule->before(tag, [this](std::uint32_t step) { lt_host.announce_learning_rate(step); });
     if (lt.operators->is_accumulator(tag)) {
@@ -495,6 +495,16 @@ struct Simulation::Modules : public sc_core::sc_module {
       }
     }
     return sc::SourceAnswer::kOperation;
+  }
+
+  /// False when the policy failed.
+  bool take_turns_loosely_timed_(std::size_t step_index) {
+    while (lt.policy->due(step_index)) {
+      take_turn_(lt_host, *lt_log, *lt.policy, lt.result, lt.error);
+      if (lt.error) return false;
+      while (lt_device.irq()) react_(lt_host, *lt_log);
+    }
+    return true;
   }
 
   /// Accumulators before whose completion those of other streams came: a statistic of its own.
@@ -553,7 +563,7 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
            .fault = fault,
            .on_progress = on_progress,
            .schedule = LearningRateSchedule(operators),
-           .policy = PolicyTurn(policy)};
+           .policy = turn_of(policy)};
   LockstepResult& result = m.run.result;
   result.rtl.path = "rtl";
   result.systemc.path = "systemc";
@@ -586,7 +596,7 @@ PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
           .order = order,
           .fault = fault,
           .schedule = LearningRateSchedule(operators),
-          .policy = PolicyTurn(policy),
+          .policy = turn_of(policy),
           .result = {.path = "systemc-lt"}};
   m.lt.issued.reserve(operators.size());
   m.lt.result.completions.reserve(operators.size());

@@ -58,7 +58,8 @@ class Host:
     def failed(self, error: BaseException, hook: str, told_step: str = "") -> PolicyError:
         """The error in one line: where in the policy's file it happened, else the method, else the class."""
         code = code_of(self._class, hook)
-        written = code.co_firstlineno if code is not None and code.co_filename == self._file else class_line(self._file, self._class.__name__)
+        own = code is not None and code.co_filename == self._file
+        written = code.co_firstlineno if own else class_line(self._file, self._class.__name__)
         places = ", ".join(place for place in (hook, told_step, self._told_in) if place)
         return PolicyError(f"{self._file}:{line_of(error, self._file, written)}", f"{told(error)} (in {places})")
 
