@@ -14,7 +14,7 @@ namespace opd::tb {
 
 /// A change of hints, and what a training loop does with it.
 struct HintChange {
-  std::uint32_t step = 0;  ///< of the last event before it was read
+  std::uint32_t step = 0;  ///< of the last event before it was read, or before a policy's commands
   Hints hints;
   /// What is in force from here on, as factors of the loop's own settings
   driver::TrainingSettings factors;
