@@ -4,7 +4,7 @@ Testplan: POL-01.
 """
 import hashlib
 import json
-import os
+import re
 import signal
 import subprocess
 import time
@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opd.policy import compare
 from opd.policy.device import ALL, SET, Device
 from opd.policy.host import operators_of
 from opd.policy.load import load
 from opd.records import RECORD
 from opd.registers import Mode
 from opd.report import read_records
+from pages import script
 from test_replay import LOCKSTEP_PATHS, PROGRAM, ROOT, opd, small_trace
 
 SHIPPED = ROOT / "sw_reference/python/opd/policy"
@@ -197,6 +199,24 @@ def test_loss_scale_only_leaves_every_operator_in_fast(tmp_path):
     assert [f["loss_scale"] for f in factors] == [2.0**-i for i in range(1, 9)]
     assert all(f["clip_threshold"] == f["learning_rate"] == 1 for f in factors)
     assert not read_records(tmp_path / "qk_overflow.rtl.records")["mode"].any()
+
+
+def test_the_shipped_windows_under_a_policy_are_as_committed(tmp_path):
+    """Counts, no times: they do not depend on the machine."""
+    measurement = script("measured_tables").measurement
+    summary = replayed(tmp_path, "--compute", *WINDOWS, "--policy", STATIC)
+    assert measurement.overflows(summary) == measurement.load("policies")["windows"]["StaticHeadroom"], "run scripts/measure policies"
+
+
+def test_replays_are_compared_by_label(tmp_path, drift, capsys):
+    replayed(tmp_path / "one", drift, "--paths", "systemc-lt,cpu")
+    replayed(tmp_path / "two", drift, "--paths", "systemc-lt,cpu", "--policy", LOSS_SCALE)
+    assert compare.main([str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    heading, built_in, policy = capsys.readouterr().out.splitlines()
+    assert heading.startswith("label") and built_in.split()[:4] == ["data", "1", "built-in", "controller"]
+    assert policy.split()[:4] == ["LossScaleOnly", "7", "0.000", "%"] and "0.000" not in built_in
+    assert compare.main([str(tmp_path)]) == 2
+    assert re.fullmatch(r"opd: .*summary\.json: is no summary of this version \(FileNotFoundError\); run .* again\n", capsys.readouterr().err)
 
 
 # --- failing --------------------------------------------------------------------------------------------------------------
