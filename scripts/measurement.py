@@ -53,6 +53,20 @@ def computed(trace: dict) -> dict:
             "mismatches": trace["mismatches"]}
 
 
+def overflows(summary: dict) -> dict:
+    """Of a replay with --compute: by trace, at how many executions with operands an operator overflowed in FAST, STABLE and SAFE, and
+    in the mode that it ran in."""
+    found = {}
+    for trace in summary["traces"]:
+        operators = [o for o in trace["compute"]["operators"] if o["steps"]]
+        in_mode = {mode: sum(o["modes"][mode]["overflows"] for o in operators) for mode in ("FAST", "STABLE", "SAFE")}
+        issued = next(p for p in trace["compute"]["cost"]["policies"] if p["policy"] == "as issued")
+        found[trace["name"]] = {"executions": sum(len(o["steps"]) for o in operators), "in_mode": in_mode,
+                                "as_issued": sum(o["overflows"] for o in operators),
+                                "throughput_lost_percent": issued["throughput_lost_percent"], "mismatches": trace["mismatches"]}
+    return found
+
+
 def machine() -> str:
     """Processor, cores and the widest vector instructions."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")

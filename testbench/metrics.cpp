@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <set>
 
 #include "opd/reference/cpu.hpp"
 
@@ -14,11 +16,13 @@ struct Sample {
   bool nonfinite;
   bool alarm;
   Mode mode;  ///< after it
+  /// In force at issue, where that is not the mode after the sample before
+  std::optional<Mode> mode_at_issue = std::nullopt;
 };
 
 Sample sample_of(const OpRecord& record, const Config& config) {
   return {record.step, record.nonfinite_count > 0, record.risk >= config.risk_stable,
-          static_cast<Mode>(record.mode)};
+          static_cast<Mode>(record.mode), std::nullopt};
 }
 
 /// The first non-finite sample of a history and the warning before it. An alarm stands while its
@@ -29,27 +33,30 @@ std::optional<Incident> first_incident(std::uint16_t op, std::span<const Sample>
   if (bad == history.end()) return std::nullopt;
   Incident incident{.op = op, .step = bad->step};
   Mode mode = Mode::kFast;
-  std::optional<std::uint32_t> standing_since;
+  std::uint32_t since = history.front().step;  // of a mode that is not FAST
+  const auto change = [&](Mode now, std::uint32_t step) {
+    if (now != Mode::kFast && mode == Mode::kFast) since = step;
+    mode = now;
+  };
+  std::uint32_t last_step = since;
   for (auto sample = history.begin(); sample != bad; ++sample) {
-    if (sample->mode == Mode::kFast) {
-      standing_since.reset();
-    } else if (mode == Mode::kFast) {
-      standing_since = sample->step;
-    }
-    mode = sample->mode;
+    if (sample->mode_at_issue) change(*sample->mode_at_issue, last_step);
+    last_step = sample->step;
+    change(sample->mode, sample->step);
     if (sample->alarm && !incident.first_alarm && bad->step - sample->step <= kLeadWindow) {
       incident.first_alarm = sample->step;
     }
   }
+  if (bad->mode_at_issue) change(*bad->mode_at_issue, last_step);
   incident.mode_before = mode;
-  if (standing_since) incident.lead_steps = std::min(bad->step - *standing_since, kLeadWindow);
+  if (mode != Mode::kFast) incident.lead_steps = std::min(bad->step - since, kLeadWindow);
   return incident;
 }
 
 }  // namespace
 
 DetectionQuality assess(const OperatorStream& operators, std::span<const Completion> completions,
-                        const Config& config) {
+                        const Config& config, bool commanded) {
   DetectionQuality quality;
   quality.probe_steps = completions.size();
   std::vector<std::vector<Sample>> history(operators.ops());
@@ -57,7 +64,8 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
   std::vector<std::uint16_t> order_of_failure;
   for (const Completion& completion : completions) {
     const OpRecord& r = completion.record;
-    const Sample sample = sample_of(r, config);
+    Sample sample = sample_of(r, config);
+    if (commanded) sample.mode_at_issue = completion.mode_at_issue;
     history[r.op].push_back(sample);
     if (sample.nonfinite && !gone_bad[r.op]) {
       gone_bad[r.op] = true;
@@ -86,6 +94,23 @@ DetectionQuality assess(const OperatorStream& operators, std::span<const Complet
   }
   if (!quality.first && !quality.incidents.empty()) quality.first = quality.incidents.front();
   return quality;
+}
+
+double ModeShares::outside_fast() const {
+  const std::uint64_t all = std::accumulate(issued.begin(), issued.end(), std::uint64_t{0});
+  return all == 0 ? 0.0 : static_cast<double>(all - issued[0]) / static_cast<double>(all);
+}
+
+ModeShares mode_shares(std::span<const Completion> completions) {
+  ModeShares shares;
+  std::set<std::uint16_t> gone_bad;
+  for (const Completion& completion : completions) {
+    const auto mode = static_cast<std::size_t>(completion.mode_at_issue);
+    ++shares.issued[mode];
+    if (completion.record.nonfinite_count > 0 && gone_bad.insert(completion.record.op).second)
+      ++shares.incidents[mode];
+  }
+  return shares;
 }
 
 Config with_profile(Config config, std::size_t profile) {

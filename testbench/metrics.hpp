@@ -43,9 +43,19 @@ struct DetectionQuality {
   }
 };
 
+/// `commanded`: a policy changed modes between the records. What was in force is then what the vector
+/// unit read at issue.
 [[nodiscard]] DetectionQuality assess(const OperatorStream& operators,
-                                      std::span<const Completion> completions,
-                                      const Config& config);
+                                      std::span<const Completion> completions, const Config& config,
+                                      bool commanded = false);
+
+/// Completions and incidents by the mode that their operator was issued in.
+struct ModeShares {
+  std::array<std::uint64_t, kModeNames.size()> issued{}, incidents{};
+  /// Share of the completions; 0 without any.
+  [[nodiscard]] double outside_fast() const;
+};
+[[nodiscard]] ModeShares mode_shares(std::span<const Completion> completions);
 
 /// What one engine says of a trace, and what its risk profile would have decided.
 struct EngineDetection {

@@ -26,6 +26,7 @@
 #include "opd/reference/cpu.hpp"
 #include "opd/trace/whole_file.hpp"
 #include "paths/rtl_factory.hpp"
+#include "python_policy.hpp"
 #include "replay.hpp"
 #include "report.hpp"
 #include "say.hpp"
@@ -174,6 +175,9 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
     words.insert(words.end(), {"--config", choice.file.string()});
   }
   for (const std::string& setting : choice.settings) words.insert(words.end(), {"--set", setting});
+  if (options.policy) {
+    words.insert(words.end(), {"--policy", options.policy->file() + ":" + options.policy->name()});
+  }
   if (options.compute) {
     words.emplace_back("--compute");
     if (const auto mode = options.compute->force_mode) {
@@ -326,7 +330,7 @@ void check_fault(const ReplayOptions& options) {
 }
 
 int run_replay(ReplayOptions options, const Choice& choice, const UnitChoice& unit,
-               const std::string& window) {
+               const std::string& policy, const std::string& window) {
   configure(options, choice);
   options.compute = compute_options(unit, options.plant_fault);
   for (const std::string& path : options.paths) {
@@ -342,6 +346,7 @@ int run_replay(ReplayOptions options, const Choice& choice, const UnitChoice& un
                                  options.streams, options.device.num_streams,
                                  options.device.num_streams));
   }
+  if (!policy.empty()) options.policy = python_policy(policy);
   if (!options.out.empty()) make_folder(options.out);
   if (!window.empty()) return run_waveform(std::move(options), window);
 
@@ -508,7 +513,7 @@ int run(int argc, char** argv) {
   ReplayOptions options;
   Choice choice;
   UnitChoice unit;
-  std::string fault, window;
+  std::string fault, policy, window;
   CLI::App* replay_command = app.add_subcommand(
       "replay", "Run traces through every path and compare the records bit for bit");
   replay_command
@@ -558,6 +563,9 @@ int run(int argc, char** argv) {
                              "(the operator's own format) or wide (FP32)");
   replay_command->add_flag("--saturate", unit.saturate,
                            "With --compute: casts to the output clip to the largest finite value");
+  replay_command->add_option("--policy", policy,
+                             "FILE or FILE:CLASS: a policy in Python that commands the device "
+                             "between two steps (docs/policies.md)");
   replay_command->add_option("--plant-fault", fault,
                              "Falsify the configuration of one path, to see the check fail; with "
                              "--compute also compute-PATH: an operand on that path");
@@ -594,7 +602,7 @@ int run(int argc, char** argv) {
       options.paths_by_name = paths->count() > 0;
       if (!fault.empty()) options.plant_fault = fault;
       choice.profile = profile->count() > 0;
-      return run_replay(options, choice, unit, window);
+      return run_replay(options, choice, unit, policy, window);
     }
     if (*info_command) return run_info(trace_files(info_files));
     if (*registers_command) return run_registers();

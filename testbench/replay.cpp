@@ -19,6 +19,8 @@ namespace opd::tb {
 namespace {
 
 constexpr const char* kCudaDoesNotCompute = "operators are not computed there";
+constexpr const char* kCudaTakesNoCommands =
+    "a policy's commands come between steps, and it has none";
 
 bool computes(std::string_view path) {
   return std::find(kComputingPaths.begin(), kComputingPaths.end(), path) != kComputingPaths.end();
@@ -313,6 +315,9 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
     return fault && *computing_fault(options) == path ? &*fault : nullptr;
   };
   if (operators.computes()) result.compute.emplace();
+  std::optional<PolicyAnswers> answers;
+  if (options.policy) answers.emplace(*options.policy, operators, options.config);
+  PolicyAnswers* const policy = answers ? &*answers : nullptr;
 
   std::vector<std::size_t> order;
   if (selected(options, "rtl") || selected(options, "systemc")) {
@@ -323,7 +328,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
                            operators.size()));
     };
     LockstepResult lockstep =
-        simulation->run_lockstep(operators, rtl.get(), on_progress, fault_of("systemc"));
+        simulation->run_lockstep(operators, rtl.get(), on_progress, fault_of("systemc"), policy);
     order = completion_order(lockstep.systemc);
     measure_reaction(lockstep.systemc, result);
     result.beats_compared = lockstep.systemc.beats;
@@ -338,7 +343,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   if (selected(options, "systemc-lt")) {
     if (std::find(order.begin(), order.end(), kUnseen) == order.end()) {
       result.paths.push_back(
-          simulation->run_loosely_timed(operators, order, fault_of("systemc-lt")));
+          simulation->run_loosely_timed(operators, order, fault_of("systemc-lt"), policy));
     } else {
       result.skipped["systemc-lt"] =
           "the op queue overflowed; the loosely timed model has no queue to lose completions in";
@@ -346,12 +351,14 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   }
   if (selected(options, "cpu")) {
     result.paths.push_back(run_cpu(operators, options.device, config_of(options, "cpu"), order,
-                                   compute, fault_of("cpu")));
+                                   compute, fault_of("cpu"), policy));
   }
   if (selected(options, "cuda")) {
     std::string reason;
     if (operators.computes()) {
       result.skipped["cuda"] = kCudaDoesNotCompute;
+    } else if (policy != nullptr) {
+      result.skipped["cuda"] = kCudaTakesNoCommands;
     } else if (cuda_available(&reason)) {
       result.paths.push_back(
           run_cuda(operators, options.device, config_of(options, "cuda"), order));
@@ -368,7 +375,10 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
 
   // Detection is judged on the records of one path: they are all the same, or the run has failed
   // already.
-  result.quality = assess(operators, result.paths.front().completions, options.config);
+  result.quality = assess(operators, result.paths.front().completions, options.config,
+                          options.policy != nullptr);
+  result.modes = mode_shares(result.paths.front().completions);
+  if (policy != nullptr) result.policy = {policy->counts(), policy->seconds()};
   if (result.quality.first && recorded(trace, *result.quality.first)) {
     result.sampled =
         detect_sampled(operators, *result.quality.first, options.device, options.config);
@@ -391,7 +401,6 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
     answers.elements_compared = result.compute->elements_compared;
     result.compute = std::move(answers);
   }
-  if (!options.out.empty() && !options.waveform) write_records(options.out, result);
   return result;
 }
 
@@ -452,6 +461,10 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
     throw std::runtime_error(
         fmt::format("--paths cuda: {}; leave it out, or drop --compute", kCudaDoesNotCompute));
   }
+  if (options.paths_by_name && selected(options, "cuda") && options.policy) {
+    throw std::runtime_error(
+        fmt::format("--paths cuda: {}; leave it out, or drop --policy", kCudaTakesNoCommands));
+  }
   if (std::string reason;
       options.paths_by_name && selected(options, "cuda") && !cuda_available(&reason)) {
     throw std::runtime_error(
@@ -475,6 +488,9 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
   for (std::size_t i = 0; i < traces.size(); ++i) {
     const std::string heading = fmt::format("[{}/{}]", i + 1, traces.size());
     results.push_back(replay_one(options, *traces[i], simulation.get(), heading, progress));
+  }
+  if (!options.out.empty() && !options.waveform) {
+    for (const TraceResult& result : results) write_records(options.out, result);
   }
   return results;
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "metrics.hpp"
 #include "paths/path_result.hpp"
 #include "paths/waveform.hpp"
+#include "policy.hpp"
 
 namespace opd::tb {
 
@@ -38,6 +40,13 @@ struct ReplayOptions {
   /// computes: of whose unit an operand is falsified
   std::optional<std::string> plant_fault;
   std::optional<WaveformWindow> waveform;  ///< cycles of the (single) trace to dump
+  std::shared_ptr<HostPolicy> policy;      ///< null: the built-in controller alone
+};
+
+/// What a policy did in a trace.
+struct PolicyOutcome {
+  std::array<std::uint64_t, kHostCommandNames.size()> commands{};  ///< by kHostCommandNames
+  double seconds = 0;                                              ///< in the policy
 };
 
 /// Everything that is known of one replayed trace.
@@ -62,6 +71,8 @@ struct TraceResult {
   std::optional<Divergence> divergence;  ///< the earliest
   std::optional<ComputeResult> compute;
   DetectionQuality quality;
+  ModeShares modes;  ///< on the first path
+  std::optional<PolicyOutcome> policy;
   std::vector<SampledDetection> sampled;
   std::vector<EngineDetection> engines;
   std::optional<Spread> reaction_cycles;  ///< operators through the tap, rtl = systemc
@@ -95,8 +106,8 @@ inline constexpr std::array<std::string_view, 4> kVerdictNames = {"equal", "noth
 
 /// Replays every trace; all of them are read and checked before the first one runs. `progress` gets
 /// one line of text at a time. Errors: trace::TraceError for a bad trace, std::runtime_error when
-/// no chosen path can run, one that was asked for by name cannot run here, or a planted fault
-/// cannot act.
+/// no chosen path can run, one that was asked for by name cannot run here, a planted fault cannot
+/// act, or the policy fails. Record streams are written when all have run.
 [[nodiscard]] std::vector<TraceResult> replay(
     const ReplayOptions& options, const std::function<void(const std::string&)>& progress);
 

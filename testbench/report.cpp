@@ -1,44 +1,11 @@
 #include "report.hpp"
 
-#include <pybind11/embed.h>
-#include <pybind11/stl.h>
-
-#include <cstdlib>
-#include <stdexcept>
+#include "python.hpp"
 
 namespace py = pybind11;
 
 namespace opd::tb {
 namespace {
-
-/// The interpreter of the virtual environment, with the package `opd` on its path. One per process,
-/// and never ended: extension modules such as PyTorch do not survive being torn down before the
-/// process.
-void start_python() {
-  static const py::scoped_interpreter* const interpreter = [] {
-    PyConfig config;
-    PyConfig_InitPythonConfig(&config);
-    config.install_signal_handlers = 0;
-    setenv("OPD_BUILD", OPD_BUILD_FOLDER, 0);  // where the reference for Python is
-    PyConfig_SetBytesString(&config, &config.program_name, OPD_PYTHON_EXECUTABLE);
-    PyConfig_SetBytesString(&config, &config.executable, OPD_PYTHON_EXECUTABLE);
-    const auto* started = new py::scoped_interpreter(&config, 0, nullptr, false);
-    py::module_::import("sys").attr("path").attr("insert")(0, OPD_PYTHON_PACKAGES);
-    return started;
-  }();
-  (void)interpreter;
-}
-
-template <class Call>
-auto with_python(Call call) {
-  start_python();
-  try {
-    return call();
-  } catch (const py::error_already_set& error) {
-    throw std::runtime_error(
-        py::str(error.value()).cast<std::string>());  // no traceback: paths of this machine
-  }
-}
 
 std::vector<std::string> names_of(const std::vector<std::filesystem::path>& files) {
   std::vector<std::string> names;

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <fstream>
+#include <numeric>
 
 #include "compute_summary.hpp"
 
@@ -61,15 +62,11 @@ ordered_json divergence_json(const TraceResult& result) {
   return json;
 }
 
-/// Operators by what their mode register held when the vector unit issued them. Elements that are
-/// replayed are those of the trace, whatever it held.
-ordered_json issued_json(const PathResult& path) {
-  std::array<std::uint64_t, kModeNames.size()> issued{};
-  for (const Completion& completion : path.completions)
-    ++issued[static_cast<std::size_t>(completion.mode_at_issue)];
+/// By the names of the modes.
+ordered_json by_mode_json(const std::array<std::uint64_t, kModeNames.size()>& counts) {
   ordered_json json;
-  for (std::size_t mode = 0; mode < issued.size(); ++mode)
-    json[std::string(kModeNames[mode])] = issued[mode];
+  for (std::size_t mode = 0; mode < counts.size(); ++mode)
+    json[std::string(kModeNames[mode])] = counts[mode];
   return json;
 }
 
@@ -97,7 +94,8 @@ ordered_json path_json(const ReplayOptions& options, const TraceResult& result,
       json["event_high_water"] = path.host->counters.event_high_water;
       json["upsets"] = path.host->counters.upsets;
     }
-    json["operators_issued_in_mode"] = issued_json(path);
+    // Elements that are replayed are those of the trace, whatever the mode.
+    json["operators_issued_in_mode"] = by_mode_json(mode_shares(path.completions).issued);
     json["extra_element_bytes"] = 0;
     json["extra_operations"] = 0;
     const std::uint64_t through_tap =
@@ -217,6 +215,21 @@ ordered_json host_json(const TraceResult& result) {
   return json;
 }
 
+ordered_json modes_json(const ModeShares& modes) {
+  return {{"issued", by_mode_json(modes.issued)},
+          {"outside_fast", modes.outside_fast()},
+          {"incidents", by_mode_json(modes.incidents)}};
+}
+
+/// What the policy did in a trace; null without one.
+ordered_json policy_json(const std::optional<PolicyOutcome>& policy) {
+  if (!policy) return nullptr;
+  ordered_json commands;
+  for (std::size_t i = 0; i < kHostCommandNames.size(); ++i)
+    commands[std::string(kHostCommandNames[i])] = policy->commands[i];
+  return {{"commands", commands}, {"seconds", policy->seconds}};
+}
+
 ordered_json trace_json(const ReplayOptions& options, const TraceResult& result) {
   ordered_json json{{"name", result.name},
                     {"file", result.file.filename().string()},
@@ -263,6 +276,8 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   for (std::size_t i = 0; i < kFlagNames.size(); ++i)
     flags[std::string(kFlagNames[i])] = q.flag_counts[i];
   json["detection"]["flags"] = flags;
+  json["modes"] = modes_json(result.modes);
+  json["policy"] = policy_json(result.policy);
   json["compute"] = compute_json(options, result);
   json["engines"] = engines_json(result);
   json["host"] = host_json(result);
@@ -335,6 +350,21 @@ std::string asked_text(const driver::TrainingSettings& f) {
                      factor_text(f.learning_rate));
 }
 
+/// What the policy commanded and what came of it; nothing without one.
+std::string policy_table(const std::vector<TraceResult>& results) {
+  if (results.empty() || !results.front().policy) return {};
+  std::string text = "\nPolicy: what it commanded, and the modes that came of it\n";
+  text += fmt::format("  {:<16} {:>9} {:>12}   incidents met in FAST, STABLE, SAFE\n", "trace",
+                      "commands", "outside FAST");
+  for (const TraceResult& r : results) {
+    const auto& commands = r.policy->commands;
+    text += fmt::format("  {:<16} {:>9} {:>10.2f} %   {}\n", r.name,
+                        std::accumulate(commands.begin(), commands.end(), std::uint64_t{0}),
+                        100 * r.modes.outside_fast(), fmt::join(r.modes.incidents, ", "));
+  }
+  return text;
+}
+
 /// What the host read and what the training loop was asked to do.
 std::string host_table(const std::vector<TraceResult>& results) {
   constexpr std::size_t kShown = 4;
@@ -399,6 +429,12 @@ nlohmann::ordered_json summary_json(const ReplayOptions& options,
         field.is_float ? ordered_json(std::bit_cast<float>(value)) : ordered_json(value);
   }
   json["config"] = config;
+  json["policy"] = nullptr;
+  if (options.policy) {
+    json["policy"] = {{"file", std::filesystem::path(options.policy->file()).filename().string()},
+                      {"class", options.policy->name()},
+                      {"sha256", options.policy->sha256()}};
+  }
   json["synthesis"] = synthesis_json();
   std::uint64_t records = 0, beats = 0, cycles = 0, events = 0, mismatches = 0;
   json["traces"] = ordered_json::array();
@@ -469,7 +505,8 @@ std::string summary_table(const std::vector<TraceResult>& results) {
     text += '\n';
   }
 
-  text += compute_table(results) + engines_table(results) + host_table(results);
+  text +=
+      compute_table(results) + policy_table(results) + engines_table(results) + host_table(results);
 
   text +=
       "\nReaction: an operator's last element to the new value of its mode register; overhead\n";

@@ -184,15 +184,15 @@ OperatorState Driver::clear(std::uint16_t op) { return command_(op, Command::kCl
 OperatorState Driver::reseed(std::uint16_t op) { return command_(op, Command::kReseed); }
 
 OperatorState Driver::set_mode(std::uint16_t op, Mode mode, bool locked) {
-  return set_(op, mode, locked, op_state(op).disabled);
+  return set(op, mode, locked, op_state(op).disabled);
 }
 
 OperatorState Driver::enable(std::uint16_t op, bool enabled) {
   const OperatorState now = op_state(op);
-  return set_(op, now.mode, now.locked, !enabled);
+  return set(op, now.mode, now.locked, !enabled);
 }
 
-OperatorState Driver::set_(std::uint16_t op, Mode mode, bool locked, bool disabled) {
+OperatorState Driver::set(std::uint16_t op, Mode mode, bool locked, bool disabled) {
   bus_.write(reg::kOpSetting, place(field("OP_SETTING.MODE"), static_cast<std::int64_t>(mode)) |
                                   place(field("OP_SETTING.LOCKED"), locked) |
                                   place(field("OP_SETTING.DISABLED"), disabled));

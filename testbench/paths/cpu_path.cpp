@@ -77,7 +77,8 @@ class Arrivals {
 
 PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& parameters,
                    const Config& config, std::span<const std::size_t> order,
-                   const ComputeOptions& compute, const OperandFault* fault) {
+                   const ComputeOptions& compute, const OperandFault* fault,
+                   PolicyAnswers* policy) {
   using Clock = std::chrono::steady_clock;
   PathResult result{.path = "cpu"};
   const std::size_t count = order.empty() ? operators.size() : order.size();
@@ -87,12 +88,23 @@ PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& para
   HostView& host = result.host.emplace();
   HintLog hints(host.hint_changes);
   LearningRateSchedule schedule(operators);
+  std::optional<PolicyTurn> turn;
+  if (policy != nullptr) turn.emplace(*policy);
   ref::CpuReference reference(parameters, config);
   Arrivals arrivals(operators, reference, unit_settings(parameters, compute), compute.force_mode,
                     fault, result.executions);
+  const auto take_turns = [&](std::size_t step_index) {
+    while (turn->due(step_index)) {
+      const std::uint32_t step = turn->step();
+      give(turn->take(result.completions, host.events, reference.hints(),
+                      reference.last_clean_step()),
+           step, reference, hints);
+    }
+  };
   for (std::size_t seq = 0; seq < count; ++seq) {
     const std::size_t tag = order.empty() ? seq : order[seq];
     if (tag == kUnseen) continue;
+    if (turn) take_turns(operators.step_index(tag));
     schedule.before(tag, [&](std::uint32_t step) { reference.announce_learning_rate(step); });
     const Arrival op = arrivals.at(tag);
     const auto start = Clock::now();
@@ -122,6 +134,7 @@ PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& para
          .record = detection->record,
          .counts = {summary.element_count, summary.subnormal_count, summary.zero_count}});
   }
+  if (turn) take_turns(operators.steps());
   result.unseen_count = reference.unseen_count();
   host.hints = reference.hints();
   host.mode_counts = {reference.stable_ops(), reference.safe_ops()};

@@ -6,6 +6,7 @@
 
 #include "operators.hpp"
 #include "paths/path_result.hpp"
+#include "policy.hpp"
 
 namespace opd::tb {
 
@@ -16,6 +17,7 @@ inline constexpr std::size_t kUnseen = ~std::size_t{0};
                                  const DeviceParameters& parameters, const Config& config,
                                  std::span<const std::size_t> order = {},
                                  const ComputeOptions& compute = {},
-                                 const OperandFault* fault = nullptr);
+                                 const OperandFault* fault = nullptr,
+                                 PolicyAnswers* policy = nullptr);
 
 }  // namespace opd::tb

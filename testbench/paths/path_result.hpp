@@ -14,7 +14,7 @@ namespace opd::tb {
 
 /// A change of hints, and what a training loop does with it.
 struct HintChange {
-  std::uint32_t step = 0;  ///< of the last event before it was read
+  std::uint32_t step = 0;  ///< of the last event before it was read, or before a policy's commands
   Hints hints;
   /// What is in force from here on, as factors of the loop's own settings
   driver::TrainingSettings factors;
@@ -36,11 +36,16 @@ struct HostView {
 class HintLog {
  public:
   explicit HintLog(std::vector<HintChange>& changes) : changes_(changes) {}
-  void update(std::uint32_t step, const Hints& hints) {
+  void update(std::uint32_t step, const Hints& device_hints) {
+    const Hints hints = told_.value_or(device_hints);
     if (policy_.update(hints)) changes_.push_back({step, hints, policy_.settings()});
   }
+  /// From the next update on: what the training loop is told whatever the device says; nothing: what
+  /// the device says.
+  void tell(const std::optional<Hints>& hints) { told_ = hints; }
 
  private:
+  std::optional<Hints> told_;
   std::vector<HintChange>& changes_;
   driver::HintPolicy policy_{{}};
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <stdexcept>
 #include <systemc>
 #include <tlm>
@@ -78,6 +79,10 @@ struct Issued {
   Mode mode;
 };
 
+std::optional<PolicyTurn> turn_of(PolicyAnswers* policy) {
+  return policy == nullptr ? std::nullopt : std::optional(PolicyTurn(*policy));
+}
+
 /// What has to be said of the host's side of a run.
 struct HostLog {
   HostLog() = default;
@@ -95,6 +100,7 @@ struct LockstepRun {
   const OperandFault* fault = nullptr;
   std::function<void(std::size_t)> on_progress;
   std::optional<LearningRateSchedule> schedule;
+  std::optional<PolicyTurn> policy;
 
   unsigned reset_cycles = 0;
   std::uint64_t cycle = 0;
@@ -109,7 +115,9 @@ struct LockstepRun {
   // Between host, operator source and monitor.
   bool configured = false;                   ///< by the host: operators may start
   std::vector<std::uint32_t> announcements;  ///< by the source: steps that the host must announce
-  unsigned idle_cycles = 0;                  ///< since the last sign of an operator
+  bool policy_turn = false;  ///< by the source: the policy's commands are to be given
+  std::exception_ptr error;  ///< of the policy: the run was stopped
+  unsigned idle_cycles = 0;  ///< since the last sign of an operator
   bool host_done = false;
   /// While the planted fault is written: data that the RTL gets instead of what is on the pins
   std::optional<std::uint32_t> rtl_data;
@@ -121,6 +129,8 @@ struct LooselyTimedRun {
   std::span<const std::size_t> order;
   const OperandFault* fault = nullptr;
   std::optional<LearningRateSchedule> schedule;
+  std::optional<PolicyTurn> policy;
+  std::exception_ptr error;  ///< of the policy: the run was stopped
   std::size_t next = 0;
   std::vector<Issued> issued;  ///< by seq
   PathResult result;
@@ -185,6 +195,9 @@ struct Simulation::Modules : public sc_core::sc_module {
     dont_initialize();
     sensitive << pins.clk.negedge_event();
     SC_THREAD(host_);
+    SC_METHOD(answer_);
+    dont_initialize();
+    sensitive << asked;
   }
 
   // --- monitor ---
@@ -265,10 +278,15 @@ struct Simulation::Modules : public sc_core::sc_module {
   // --- operators ---
 
   sc::SourceAnswer next_(sc::Operation& operation) {
-    if (!run.configured || !run.announcements.empty()) return sc::SourceAnswer::kWait;
+    if (!run.configured || run.policy_turn || !run.announcements.empty())
+      return sc::SourceAnswer::kWait;
     if (run.next_tag == run.operators->size()) return sc::SourceAnswer::kEnd;
     const bool step_starts = run.next_tag % run.operators->probes() == 0;
     if (run.operators->computes() && step_starts && !drained_()) return sc::SourceAnswer::kWait;
+    if (run.policy && run.policy->due(run.operators->step_index(run.next_tag))) {
+      run.policy_turn = true;
+      return sc::SourceAnswer::kWait;
+    }
     run.schedule->before(run.next_tag,
                          [this](std::uint32_t step) { run.announcements.push_back(step); });
     if (!run.announcements.empty()) return sc::SourceAnswer::kWait;
@@ -328,11 +346,24 @@ struct Simulation::Modules : public sc_core::sc_module {
     HostLog log;
     for (;;) {
       while (pins.irq.read()) react_(host, log);
+      if (drained_() && run.policy_turn) {
+        take_turn_(host, log, *run.policy, run.result.systemc, run.error);
+        if (run.error) {
+          clock.stop();
+          throw RunStopped{};
+        }
+        run.policy_turn = false;
+        continue;  // a command may have raised the interrupt
+      }
       if (drained_() && !run.announcements.empty()) {
         for (const std::uint32_t step : run.announcements) host.announce_learning_rate(step);
         run.announcements.clear();
       }
-      if (drained_() && done.read()) break;
+      if (drained_() && done.read()) {
+        if (!run.policy || !run.policy->due(run.operators->steps())) break;
+        run.policy_turn = true;
+        continue;
+      }
       wait(pins.irq.posedge_event() | wake_host);
       wait_for_edge_();
     }
@@ -370,6 +401,38 @@ struct Simulation::Modules : public sc_core::sc_module {
     if (report.interrupts.hint) log.hints.update(log.last_step, host.hints());
   }
 
+  /// Gives the policy's next commands. `error` is set when it failed.
+  void take_turn_(driver::Driver& host, HostLog& log, PolicyTurn& policy, const PathResult& path,
+                  std::exception_ptr& error) {
+    const std::uint32_t step = policy.step();
+    const Hints hints = host.hints();
+    const std::optional<std::uint32_t> last_clean_step = host.last_clean_step();
+    const std::vector<HostCommand>* commands = nullptr;
+    const auto take = [&] {
+      commands = &policy.take(path.completions, log.view.events, hints, last_clean_step);
+    };
+    if (policy.asks()) {
+      question = [&] {
+        try {
+          take();
+        } catch (...) {
+          error = std::current_exception();
+        }
+      };
+      asked.notify(sc_core::SC_ZERO_TIME);
+      wait(answered);
+    } else {
+      take();
+    }
+    if (!error) give(*commands, step, host, log.hints);
+  }
+
+  /// Asks a policy outside of the threads: their stacks are too small for an interpreter.
+  void answer_() {
+    question();
+    answered.notify(sc_core::SC_ZERO_TIME);
+  }
+
   static void finish_(driver::Driver& host, HostLog& log) {
     react_(host, log);
     log.view.counters = host.counters();
@@ -404,12 +467,17 @@ struct Simulation::Modules : public sc_core::sc_module {
       lt_unit_bus.write(unit_reg::kControl, unit_control_());
     }
     while (lt_device.irq()) react_(lt_host, *lt_log);
-    if (lt.next == (lt.order.empty() ? lt.operators->size() : lt.order.size())) {
+    const bool ended = lt.next == (lt.order.empty() ? lt.operators->size() : lt.order.size());
+    const std::size_t next = ended || lt.order.empty() ? lt.next : lt.order[lt.next];
+    if (lt.policy &&
+        !take_turns_loosely_timed_(ended ? lt.operators->steps() : lt.operators->step_index(next)))
+      return sc::SourceAnswer::kEnd;
+    if (ended) {
       finish_(lt_host, *lt_log);
       lt.result.host = lt_log->view;
       return sc::SourceAnswer::kEnd;
     }
-    const std::size_t tag = lt.order.empty() ? lt.next : lt.order[lt.next];
+    const std::size_t tag = next;
     ++lt.next;
     lt.schedule->before(tag, [this](std::uint32_t step) { lt_host.announce_learning_rate(step); });
     if (lt.operators->is_accumulator(tag)) {
@@ -427,6 +495,16 @@ struct Simulation::Modules : public sc_core::sc_module {
       }
     }
     return sc::SourceAnswer::kOperation;
+  }
+
+  /// False when the policy failed.
+  bool take_turns_loosely_timed_(std::size_t step_index) {
+    while (lt.policy->due(step_index)) {
+      take_turn_(lt_host, *lt_log, *lt.policy, lt.result, lt.error);
+      if (lt.error) return false;
+      while (lt_device.irq()) react_(lt_host, *lt_log);
+    }
+    return true;
   }
 
   /// Accumulators before whose completion those of other streams came: a statistic of its own.
@@ -449,6 +527,8 @@ struct Simulation::Modules : public sc_core::sc_module {
   sc::DeviceSignals pins;
   sc_core::sc_signal<bool> done{"done"};
   sc_core::sc_event wake_host{"wake_host"};
+  std::function<void()> question;  ///< to the policy, from a thread that waits for the answer
+  sc_core::sc_event asked{"asked"}, answered{"answered"};
 
   GatedClock clock;
   sc::VectorUnit unit;
@@ -476,13 +556,14 @@ Simulation::~Simulation() = default;
 
 LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevice* rtl,
                                         const std::function<void(std::size_t)>& on_progress,
-                                        const OperandFault* fault) {
+                                        const OperandFault* fault, PolicyAnswers* policy) {
   Modules& m = *modules_;
   m.run = {.operators = &operators,
            .rtl = rtl,
            .fault = fault,
            .on_progress = on_progress,
-           .schedule = LearningRateSchedule(operators)};
+           .schedule = LearningRateSchedule(operators),
+           .policy = turn_of(policy)};
   LockstepResult& result = m.run.result;
   result.rtl.path = "rtl";
   result.systemc.path = "systemc";
@@ -494,6 +575,7 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
   m.clock.start();
   const auto start = Clock::now();
   sc_core::sc_start();  // returns when the clock has stopped
+  if (m.run.error) std::rethrow_exception(m.run.error);
   result.systemc.seconds = seconds_since(start) - result.rtl.seconds;
 
   const sc::VectorUnitCounts& counts = m.unit.counts();
@@ -508,12 +590,13 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
 
 PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
                                          std::span<const std::size_t> order,
-                                         const OperandFault* fault) {
+                                         const OperandFault* fault, PolicyAnswers* policy) {
   Modules& m = *modules_;
   m.lt = {.operators = &operators,
           .order = order,
           .fault = fault,
           .schedule = LearningRateSchedule(operators),
+          .policy = turn_of(policy),
           .result = {.path = "systemc-lt"}};
   m.lt.issued.reserve(operators.size());
   m.lt.result.completions.reserve(operators.size());
@@ -522,6 +605,7 @@ PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
   m.lt_unit.restart();
   const auto start = Clock::now();
   sc_core::sc_start();  // returns when the unit waits for a restart
+  if (m.lt.error) std::rethrow_exception(m.lt.error);
   m.lt.result.seconds = seconds_since(start);
   for (Completion& completion : m.lt.result.completions) {
     const Issued& issued = m.lt.issued.at(completion.record.seq);

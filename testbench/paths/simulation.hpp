@@ -17,6 +17,7 @@
 #include "operators.hpp"
 #include "paths/path_result.hpp"
 #include "paths/pin_device.hpp"
+#include "policy.hpp"
 
 namespace opd::tb {
 
@@ -53,16 +54,19 @@ class Simulation {
   /// Runs the operators cycle by cycle. `rtl` may be null; it is reset here. `on_progress` is told the
   /// operators completed so far. Where operators are computed, a training step starts when the
   /// records of the one before are out: modes at issue are then the same on every path. `fault` may
-  /// be null. Errors of the driver come as sc_core::sc_report.
+  /// be null. Errors of the driver come as sc_core::sc_report. With a `policy`, which may be null,
+  /// each step waits for the records of the one before as well, and for the policy's commands; its
+  /// errors come as they are.
   LockstepResult run_lockstep(const OperatorStream& operators, PinDevice* rtl,
                               const std::function<void(std::size_t)>& on_progress = {},
-                              const OperandFault* fault = nullptr);
+                              const OperandFault* fault = nullptr, PolicyAnswers* policy = nullptr);
 
   /// Runs the operators loosely timed, in the order of `order` (tags by seq); empty = program
   /// order, which a stream that computes must give.
   PathResult run_loosely_timed(const OperatorStream& operators,
                                std::span<const std::size_t> order = {},
-                               const OperandFault* fault = nullptr);
+                               const OperandFault* fault = nullptr,
+                               PolicyAnswers* policy = nullptr);
 
  private:
   struct Modules;

@@ -121,12 +121,12 @@ def parse(text: str, file: Path | str) -> DeviceConfig:
         if name not in CONFIG_RESET:
             fail(f"config.{quoted(name)}", "is no configuration field",
                  suggestion(name, tuple(CONFIG_RESET), "opd registers lists the fields"))
-        fields[name] = _checked(name, value, fail)
+        fields[name] = checked(name, value, fail)
     return DeviceConfig(profile, fields, content.get("calibration"))
 
 
-def _checked(name: str, value, fail) -> float:
-    """The register's value of a field, or the error."""
+def checked(name: str, value, fail) -> float:
+    """The register's value of a field. fail(name, wrong, remedy) raises the error."""
     low, high = CONFIG_RANGE[name]
     kind = "a number" if is_float(name) else "a whole number"
     remedy = f"give {kind} in {_shown(name, low)}..{_shown(name, high)}"

@@ -16,19 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from opd import report_compute, report_incidents
+from opd import report_compute, report_incidents, report_policy
 from opd.arguments import Parser
 from opd.files import write_whole
 from opd.page import page
-from opd.registers import CONFIG_RESET, Cause, Flag, Format, Mode, Order
+from opd.records import RECORD, magnitudes
+from opd.registers import CONFIG_RESET, Cause, Flag, Mode, Order
 from opd.report_parts import DASH, count, duration, label, number, size, table, text
 from opd.trace import FORMATS, Trace, TraceError
 from opd.triage import Triage, of_file
 
-# docs/formats.md "OpRecord"
-RECORD = np.dtype([("seq", "<u4"), ("step", "<u4"), ("op", "<u2"), ("format", "u1"), ("mode", "u1"), ("max_mag", "<u4"),
-                   ("nonfinite_count", "<u4"), ("first_nonfinite", "<u4"), ("saturated_count", "<u4"), ("flags", "<u2"),
-                   ("risk", "u1"), ("cause", "u1")])
 NO_RECORD = 255   # in the page's mode array: the detection unit never saw that completion
 LEAD_WINDOW = 128  # docs/metrics.md "Lead"
 OPEN_INCIDENTS = 12  # a longer list is folded
@@ -108,17 +105,6 @@ def _read_array(file: Path, dtype: np.dtype) -> np.ndarray:
 def read_records(file: str | Path) -> np.ndarray:
     """Records of one path: structured array of dtype RECORD, in seq order. Raises ReportError."""
     return _read_array(Path(file), RECORD)
-
-
-def magnitudes(max_mag: np.ndarray, format_code: np.ndarray) -> np.ndarray:
-    """Values of magnitudes given as bits: uint32 [N] and format codes [N] -> float32 [N], exact for every format."""
-    values = np.full(max_mag.shape, np.nan, np.float32)
-    for code in Format:
-        chosen = format_code == code
-        dtype = FORMATS[code.name].numpy
-        bits = max_mag[chosen].astype(f"<u{dtype.itemsize}")
-        values[chosen] = bits.view(dtype).astype(np.float32)
-    return values
 
 
 # --- data of the page ------------------------------------------------------------------------------------------------------
@@ -567,8 +553,8 @@ def _page(out: Path, summary: dict, entries: list[tuple[dict, Trace]], payload: 
     payload["lead_when_sampled"] = [{"name": entry["name"], "leads": entry["lead_when_sampled"]} for entry, _ in entries
                                     if entry["lead_when_sampled"]]
     body = "".join([
-        _head(out, summary), "\n", _crosscheck(summary), "\n", _overhead(summary), "\n", _synthesis(summary), "\n", _detection(summary), "\n",
-        _engines(summary), "\n", _host(entries), "\n",
+        _head(out, summary), "\n", _crosscheck(summary), "\n", report_policy.section(summary), "\n", _overhead(summary), "\n",
+        _synthesis(summary), "\n", _detection(summary), "\n", _engines(summary), "\n", _host(entries), "\n",
         "<noscript><p class=\"verdict idle\">The plots need JavaScript.</p></noscript>\n",
         "\n".join(_trace_section(i, entry, trace) + report_incidents.section(i, told[trace.name]) + report_compute.section(i, entry, trace)
                   for i, (entry, trace) in enumerate(entries)), "\n",

@@ -361,6 +361,14 @@ TEST(DriverCommands, SettingOneThingKeepsTheOthers) {
   EXPECT_EQ(bus.value[reg::kOpSetting], 1u | 1u << 8);
 }
 
+TEST(DriverCommands, SettingAllThreeReadsNothingBefore) {
+  FakeBus bus;
+  bus.value[reg::kOpControl] = 1u | 1u << 2;  // STABLE, locked
+  Driver(bus).set(7, Mode::kSafe, false, true);
+  EXPECT_EQ(bus.value[reg::kOpSetting], 2u | 1u << 16);
+  EXPECT_EQ(bus.value[reg::kOpCommand], 7u | 3u << 16);
+}
+
 TEST(DriverCommands, ADeviceThatStaysBusyIsAnError) {
   FakeBus bus;
   bus.command_reads = 1u << 20;

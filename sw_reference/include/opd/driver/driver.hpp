@@ -134,13 +134,14 @@ class Driver {
   /// read first and written back: a change of mode in between is undone. Locking the operator
   /// before avoids that.
   OperatorState enable(std::uint16_t op, bool enabled);
+  /// Mode, lock and disable together, by one command; the timer restarts.
+  OperatorState set(std::uint16_t op, Mode mode, bool locked, bool disabled);
 
   [[nodiscard]] Counters counters();  ///< 5 reads
   void clear_counters();
 
  private:
   OperatorState command_(std::uint16_t op, Command command);
-  OperatorState set_(std::uint16_t op, Mode mode, bool locked, bool disabled);
   void wait_until_idle_();
   OperatorState read_operator_();
 

@@ -76,10 +76,14 @@ class Decider:
         self._counts["executions"] += len(places)
         self._counts["outside_fast"] += int(np.count_nonzero(self.in_force[op]))
         names = self._monitor.operators
+        reported = self.in_force.copy()
         for event in outcome.events:
+            reported[event.op] = event.new_mode
             if event.old_mode != event.new_mode:
                 self._note_mode(step, names[event.op], Mode(event.old_mode), Mode(event.new_mode), Cause(event.cause).name, int(event.risk))
         self.in_force = np.array(outcome.modes, np.uint8)
+        for number in np.flatnonzero(self.in_force[:len(names)] != reported[:len(names)]):  # no event: a command
+            self._note_mode(step, names[number], Mode(int(reported[number])), Mode(int(self.in_force[number])), "POLICY", 0)
         self.apply(step)
         return outcome
 

@@ -28,6 +28,7 @@ from opd.guard.errors import GuardError
 from opd.guard.incidents import BUDGET, MOST, Incidents
 from opd.guard.modes import Modes
 from opd.guard.monitor import FORWARD, SCALED, Monitor, Operator, Seen
+from opd.guard.policy import Commander
 from opd.guard.ring import Light, Ring, State, Subject, all_finite, bytes_of_budget, kept, tensors_of_batches
 from opd.registers import Mode
 
@@ -61,6 +62,7 @@ class Guard:
     ring_every  steps between two of them
     every       looks at every n-th step only, and at every step that is tried again; losses and gradients are always looked at
     config      fields of the device's configuration that are not at their reset value, or a DeviceConfig
+    policy      firmware that commands the device between two steps: an object or a class of opd.policy.Policy, or FILE[:CLASS]
     log         file that gets the decisions, one JSON object a line
     path        folder where the states are written as well, so that they survive a kill; resume() takes the newest
     clip        norm that the gradients are clipped to
@@ -80,7 +82,7 @@ class Guard:
                  probes: str | Iterable[str] = "key,output", modes: bool = True, hints: bool = True, ring: str | int = "256MiB",
                  ring_every: int = RING_EVERY, every: int = 1, config: Mapping[str, float] | DeviceConfig | None = None,
                  log: str | os.PathLike | None = None, path: str | os.PathLike | None = None, clip: float | None = None,
-                 extra: Iterable = (), sideband: str = "logits", compiled: str = "skip", first_step: int = 0,
+                 extra: Iterable = (), sideband: str = "logits", compiled: str = "skip", first_step: int = 0, policy=None,
                  incidents: str | os.PathLike | None = None, incident_limit: int = MOST, incident_budget: str | int = BUDGET,
                  loss_of: Callable | None = None, localise: bool = True):
         if not isinstance(model, nn.Module):
@@ -106,6 +108,7 @@ class Guard:
             raise GuardError(str(error)) from None
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         make_device = factory(device, config)
+        commander = None if policy is None else Commander(policy, config)
         self._follows_hints, self._every, self._clip = hints, every, clip
         self._ring_every = ring_every
         self._subject = Subject(model, plain, self._scaler, extra)
@@ -116,6 +119,8 @@ class Guard:
         self._incidents.watch(self._monitor)
         self._modes = Modes(self._monitor.modules, self._monitor.compiled, self._monitor.own_type, self._fail)
         self._counts: Counter[str] = Counter()
+        if commander is not None:
+            make_device = commander.over(make_device, self._monitor.operators)
         self._decider = Decider(make_device, self._monitor, self._modes, self._log, self._counts, modes)
         self._step = first_step
         self._attempt = 0                       # of the open step
