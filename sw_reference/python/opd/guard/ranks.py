@@ -106,6 +106,9 @@ class Alone:
         """Whether a backward that failed in another mode may be left behind."""
         return True
 
+    def end_of_batches(self) -> None:
+        pass
+
     def hang_up(self) -> None:
         pass
 
@@ -149,6 +152,11 @@ class Ranks(Alone):
                 dist.destroy_process_group(group)
             except Exception:  # the script has destroyed all groups
                 log.debug("the process group of the guard could not be destroyed", exc_info=True)
+
+    def end_of_batches(self) -> None:
+        """This rank has no more batches. Under Join others may have: they wait for it in the guard's collective, it for them in Join's."""
+        if getattr(getattr(self._wrapper, "_join_config", None), "enable", False):
+            self.hang_up()
 
     def _part(self, again: deque) -> None:
         """All ranks are here, and at least one has failed: why, to all. `again` is cut to what every rank has, so that none runs out of

@@ -180,6 +180,7 @@ class Guard:
                 try:
                     batch = next(source)
                 except StopIteration:
+                    self._ranks.end_of_batches()
                     return
             self._guarded(self._begin)
             self._guarded(self._begin_batch, batch)
@@ -314,6 +315,11 @@ class Guard:
     def _fail(self, error: Exception) -> None:
         if self._why is None and not self._ranks.defers(error):
             self._detach(str(error) if isinstance(error, Parted) else f"{type(error).__name__}: {error}", error)
+
+    def _warn(self, text: str, *arguments) -> None:
+        """What all ranks would say, once."""
+        if self._ranks.rank == 0:
+            log.warning(text, *arguments)
 
     def _together(self, function: Callable, *arguments):
         """What every rank does at the same place, also one where something of the guard has failed."""
@@ -525,7 +531,7 @@ class Guard:
         refused = self._ring.refused
         fits = self._ring.fits(self._subject)
         if not fits and refused is None:
-            log.warning("%s", self._ring.refused)
+            self._warn("%s", self._ring.refused)
             self._log.note("no_ring", self._step, why=self._ring.refused)
         return fits
 
@@ -590,7 +596,7 @@ class Guard:
         self._log.note("stopped", self._step, what=verdict.what, operator=None if first is None else first.name, attempt=self._attempt,
                        escalate=outcome is not None and bool(outcome.escalate), ranks=verdict.ranks)
         if self._attempt == 1:
-            log.warning("step %d: %s%s is not finite; the step does not reach the parameters", self._step, verdict.what,
+            self._warn("step %d: %s%s is not finite; the step does not reach the parameters", self._step, verdict.what,
                         "" if first is None else f" of {first.name}")
         if self._attempt == 1 and self._ranks.rank in (verdict.ranks or [0]):
             self._incidents.stopped(self._step, verdict.bad, seen, self._open_batches, self._light, self._ring.newest, is_corrupt, self._losses)
@@ -668,7 +674,7 @@ class Guard:
         self._counts["roll_backs"] += 1
         self._counts["steps_rolled_back"] += self._step - state.step - 1
         self._log.note("roll_back", self._step, to=state.step, batches=len(lost), why=why)
-        log.warning("step %d: %s; back to the state after step %d", self._step, why, state.step)
+        self._warn("step %d: %s; back to the state after step %d", self._step, why, state.step)
         self._is_corrupt = False
         self._scale_factor = state.scale_factor
         if self._follows_hints:
