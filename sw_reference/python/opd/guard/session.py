@@ -225,7 +225,7 @@ class Guard:
         self._guarded(self._begin)
         found = self._together(self._ranks.merged, self._guarded(self._find), self._monitor, self._step, self._attempt, self._again,
                                self._ring.is_full)
-        verdict, made = self._guarded(self._judge, found) or (None, [])
+        verdict, made = (None, []) if found is None else self._together(self._judge, found) or (None, [])
         if found is not None and found.backward_error is not None:
             self._detach(f"RuntimeError: backward in other modes: {found.backward_error}")
         if not self._is_on:
