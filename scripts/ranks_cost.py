@@ -62,8 +62,8 @@ def train(rank: int) -> dict:
     assert last["detached"] is None and last["stopped"] == 0, last
     return {"model": ways["bare"][0].module.text, "operators": last["operators"], "ranks": RANKS, "steps": STEPS,
             **{key: (last[key] - first[key]) / STEPS for key in COUNTS},
-            "milliseconds": {name: {"median": round(1e3 * statistics.median(values[WARMUP:]), 3), "least": round(1e3 * min(values[WARMUP:]), 3)}
-                             for name, values in taken.items()}}
+            "milliseconds": {name: {"median": round(1e3 * statistics.median(values[WARMUP:]), 3),
+                                    "least": round(1e3 * min(values[WARMUP:]), 3)} for name, values in taken.items()}}
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ from opd.guard import GuardError, merging  # noqa: E402
 from opd.guard.device import ReferenceDevice  # noqa: E402
 from opd.guard.monitor import Operator, Seen  # noqa: E402
 from opd.reference import ReferenceMissing, module  # noqa: E402
-from opd.registers import Format, Mode  # noqa: E402
+from opd.registers import Format  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.algorithms.join import Join  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -145,10 +145,10 @@ def data(rank: int, batches: int = 12) -> list[tuple[torch.Tensor, torch.Tensor]
     return [(x, x[..., :2].sum((1, 2))[:, None] * 0.3) for x in made]
 
 
-def train(rank: int, options: dict | Callable[[int], dict] | None, *, plant=None, precision=None, accumulate: int = 1, batches=None, wrap: dict | None = None,
-          join: bool = False, resume: bool = False, every_step=None, factor=None, **model_options) -> dict:
-    """A run of one rank, with a guard (options) or without one (None). plant(rank, model, i, x) -> the input of batch i, which counts batches that
-    come again; factor(rank, i): of its loss."""
+def train(rank: int, options: dict | Callable[[int], dict] | None, *, plant=None, precision=None, accumulate: int = 1, batches=None,
+          wrap: dict | None = None, join: bool = False, resume: bool = False, every_step=None, factor=None, **model_options) -> dict:
+    """A run of one rank, with a guard (options) or without one (None). plant(rank, model, i, x) -> the input of batch i, which
+    counts batches that come again; factor(rank, i): of its loss."""
     torch.manual_seed(0)
     model = Model(**model_options)
     ddp = DistributedDataParallel(model, **(wrap or {}))
@@ -382,7 +382,8 @@ def test_a_guard_that_fails_on_one_rank_ends_on_all(tmp_path, options, every_ste
 
 
 def test_a_log_that_fails_while_modes_change(tmp_path):
-    """Rank 0 cannot write that a step was stopped: no rank goes on in other modes than the others, and none has another number of batches."""
+    """Rank 0 cannot write that a step was stopped: no rank goes on in other modes than the others, or has another number of
+    batches."""
     runs = whole(on_ranks(tmp_path, lambda rank: train(rank, {"hints": False}, every_step=broken_log, plant=overflow(2, 5),
                                                        precision=torch.float16)))
     assert all("rank 0: OSError: disk is full" in run["summary"]["detached"] for run in runs)
@@ -520,7 +521,8 @@ def seen_of(operators: list[Operator], **columns) -> Seen:
     count = len(operators)
     base = {"format": np.full(count, int(Format.FP16), np.uint8), "max_abs": np.ones(count), "elements": np.full(count, 10, np.uint32),
             "nonfinite": np.zeros(count, np.uint32), "order": np.full(count, math.inf)}
-    return Seen(operators, **{key: np.array(columns.get(key, value), value.dtype) for key, value in base.items()}, start=columns.get("start", 0))
+    return Seen(operators, **{key: np.array(columns.get(key, value), value.dtype) for key, value in base.items()},
+                start=columns.get("start", 0))
 
 
 def test_merging_by_name():
@@ -528,7 +530,8 @@ def test_merging_by_name():
     def operators(*names):
         return [Operator(op, name, "activation", "FP16", name) for op, name in enumerate(names)]
     first, second = operators("a", "b", "c"), operators("a", "expert", "c", "b")
-    one = seen_of(first, max_abs=[1.0, 5.0, 2.0], elements=[10, 20, 0xFFFFFFFF], nonfinite=[0, 0, 3], order=[math.inf, math.inf, 7], start=4)
+    one = seen_of(first, max_abs=[1.0, 5.0, 2.0], elements=[10, 20, 0xFFFFFFFF], nonfinite=[0, 0, 3], order=[math.inf, math.inf, 7],
+                  start=4)
     two = seen_of([second[0], second[1], second[2]], max_abs=[3.0, 9.0, 1.5], nonfinite=[0, 2, 1], order=[math.inf, 101, 103], start=100,
                   format=[Format.FP16, Format.FP16, Format.BF16])
     agreed, rows = merging.united([], [merging.new_ones(one, first, 0), merging.new_ones(two, second, 0)])

@@ -171,7 +171,7 @@ class Monitor(Watch):
     def number(self, operators: list[Operator]) -> None:
         """Numbers that several ranks have agreed on: the operators in their order, with those that only other ranks have seen."""
         own = {(operator.name, operator.kind): operator for operator in self.operators}
-        self.operators = [own.get((operator.name, operator.kind), operator) for operator in operators]
+        self.operators[:] = [own.get((operator.name, operator.kind), operator) for operator in operators]
         for op, (operator, agreed) in enumerate(zip(self.operators, operators)):
             operator.op, operator.own = op, agreed.own
 

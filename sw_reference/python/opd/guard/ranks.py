@@ -7,9 +7,9 @@ those of the run):
      on. Each rank merges the same bytes, so all take the same branch
   2. behind it a broadcast from rank 0, whose device has been asked: modes, events and hints
 
-More are needed when operators are new (their names), when a step is stopped (what the way back depends on), when modes or hints have changed
-(whether every rank has followed), and when the guard ends (why). What fails on one rank is kept until its next collective, where all
-detach together. A rank that is gone breaks the collective on all others, which detach at once: the run goes on to the collective in
+More are needed when operators are new (their names), when a step is stopped (what the way back depends on), when modes or hints have
+changed (whether every rank has followed), and when the guard ends (why). What fails on one rank is kept until its next collective, where
+all detach together. A rank that is gone breaks the collective on all others, which detach at once: the run goes on to the collective in
 which DistributedDataParallel finds out by itself.
 """
 from __future__ import annotations
@@ -258,7 +258,8 @@ class Ranks(Alone):
         told = [json.loads(blob) for blob in self._gather_blobs(
             json.dumps(None if facts is None else [facts.is_corrupt, facts.has_finite_batches, facts.states]).encode())]
         told = [Facts(*fact) for fact in told if fact is not None]
-        return Facts(any(fact.is_corrupt for fact in told), all(fact.has_finite_batches for fact in told), _in_all([fact.states for fact in told]))
+        return Facts(any(fact.is_corrupt for fact in told), all(fact.has_finite_batches for fact in told),
+                     _in_all([fact.states for fact in told]))
 
     def finish(self, was_stopped: bool, in_force: np.ndarray, again: deque) -> None:
         """The end of a step or of an attempt at one, in which every rank has to come here. Raises Parted."""
@@ -281,7 +282,7 @@ class Ranks(Alone):
 
     def device(self, make: Callable[[int], object]) -> Callable[[int], object]:
         """What makes the device of this rank: on rank 0 the one that decides, which tells the others."""
-        return (lambda operators: _Deciding(make(operators), self)) if self.rank == 0 else (lambda operators: _Following(operators, self))
+        return _Maker(make, self)
 
     def _tell(self, outcome: Outcome | None) -> None:
         kind = _FAILED if self.failure is not None else _NOTHING if outcome is None else _OUTCOME
@@ -346,6 +347,19 @@ class Ranks(Alone):
         return True
 
 
+class _Maker:
+    """Makes the device of a rank. Its attributes are those of the maker of the device that decides."""
+
+    def __init__(self, make: Callable[[int], object], ranks: Ranks):
+        self._make, self._ranks = make, ranks
+
+    def __call__(self, operators: int) -> _Deciding | _Following:
+        return _Deciding(self._make(operators), self._ranks) if self._ranks.rank == 0 else _Following(operators, self._ranks)
+
+    def __getattr__(self, name: str):
+        return getattr(self._make, name)
+
+
 class _Deciding:
     """The device of rank 0."""
 
@@ -393,13 +407,13 @@ def ranks_of(model: nn.Module) -> Alone:
     parts |= {type(parameter).__name__ for parameter in model.parameters()}
     sharded = parts & {"FullyShardedDataParallel", "FSDPModule", "DTensor", "DeepSpeedEngine"}
     if sharded:
-        raise GuardError(f"model: {sharded.pop()} leaves each process a share of the parameters, and states to go back to are of whole ones; "
-                         "guard runs under DistributedDataParallel, or of one process")
+        raise GuardError(f"model: {sharded.pop()} leaves each process a share of the parameters, and states to go back to are of whole "
+                         "ones; guard runs under DistributedDataParallel, or of one process")
     if not (dist.is_available() and dist.is_initialized()):
         number = os.environ.get("WORLD_SIZE", "1")
         if number.isdigit() and int(number) > 1:
-            raise GuardError(f"model: a run of {number} processes (WORLD_SIZE) without a process group; call init_process_group and wrap the "
-                             "model in DistributedDataParallel first")
+            raise GuardError(f"model: a run of {number} processes (WORLD_SIZE) without a process group; call init_process_group and "
+                             "wrap the model in DistributedDataParallel first")
         return Alone()
     if dist.get_world_size() == 1:
         return Alone()

@@ -189,7 +189,8 @@ class Guard:
                 self._open_batches.clear()
 
     def backward(self, loss: Tensor) -> None:
-        """One micro-batch's backward, with the loss scale. A loss that is not finite gets none, unless other ranks wait for its gradients."""
+        """One micro-batch's backward, with the loss scale. A loss that is not finite gets none, unless other ranks wait for its
+        gradients."""
         if not self._is_on:
             return self._plain_backward(loss)
         self._guarded(self._begin)
@@ -513,7 +514,8 @@ class Guard:
         self._losses.clear()
         self._attempt = self._informed = self._drops = 0
         self._went_back = False
-        self._is_due = self._last_state is None or self._step - self._last_state >= self._ring_every or self._ranks.is_full(self._ring.is_full)
+        self._is_due = (self._last_state is None or self._step - self._last_state >= self._ring_every
+                        or self._ranks.is_full(self._ring.is_full))
         self._step += 1
         self._announce_rates()
         if not self._uses_batches:
