@@ -25,8 +25,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/set
 import opd  # noqa: E402
 import torch._dynamo  # noqa: E402, F401 (DistributedDataParallel imports it: once here, and not in each process)
 import torch.distributed as dist  # noqa: E402
+from opd.device import Device  # noqa: E402
 from opd.guard import GuardError, merging  # noqa: E402
-from opd.guard.device import ReferenceDevice  # noqa: E402
 from opd.guard.monitor import Operator, Seen  # noqa: E402
 from opd.reference import ReferenceMissing, module  # noqa: E402
 from opd.registers import Format  # noqa: E402
@@ -300,6 +300,14 @@ def test_operators_that_only_one_rank_has(tmp_path):
     assert len(set(names)) == len(names) and [op for op, _ in runs[0]["operators"]] == list(range(len(names)))
 
 
+def test_incident_bundles_are_those_of_the_rank_concerned(tmp_path):
+    runs = whole(on_ranks(tmp_path / "run", lambda rank: train(rank, {"hints": False, "incidents": tmp_path / "incidents"},
+                                                               plant=overflow(2, 5), precision=torch.float16)))
+    same(runs, "modes")
+    assert [len(list((tmp_path / "incidents" / f"rank{rank}").iterdir())) for rank in range(RANKS)] == [0, 0, 1, 0]
+    assert [len(events(run, "bundle")) for run in runs] == [0, 0, 1, 0] and runs[0]["summary"]["detached"] is None
+
+
 # --- the way back
 
 
@@ -340,11 +348,11 @@ def test_resumes_from_a_state_that_every_rank_has(tmp_path):
 # --- what fails
 
 
-class Broken(ReferenceDevice):
+class Broken(Device):
     """A device that fails in a step."""
 
     def __init__(self, places, at):
-        super().__init__(places, {})
+        super().__init__("cpu", places, {})
         self.at = at
 
     def step(self, step, *arguments):

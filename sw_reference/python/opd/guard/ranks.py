@@ -31,8 +31,8 @@ import torch.distributed as dist
 from torch import nn
 
 from opd.capture.collectives import find_wrapper
+from opd.device import Event, Hints, Outcome
 from opd.guard import merging
-from opd.guard.device import Event, Hints, Outcome
 from opd.guard.errors import GuardError
 from opd.guard.findings import Facts, Findings
 from opd.guard.monitor import SCALED, Monitor, Seen
