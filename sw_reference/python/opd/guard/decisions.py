@@ -11,7 +11,7 @@ from opd.guard.errors import GuardError
 EVENTS = {
     "mode": ("operator", "old", "new", "cause", "risk"),
     "hints": ("loss_scale_shift", "clip_shift", "learning_rate_factor"),
-    "stopped": ("what", "operator", "attempt", "escalate"),
+    "stopped": ("what", "operator", "attempt", "escalate", "ranks"),
     "retry": ("batches", "safe"),
     "roll_back": ("to", "batches", "why"),
     "dropped": ("batches", "why"),

@@ -20,6 +20,7 @@ from opd.capture.watch import Watch, first_bad, merge
 from opd.registers import Format
 from opd.trace import FORMATS
 
+WIDEST_FIRST = ("FP32", "BF16", "FP16", "E5M2", "E4M3")
 _TYPES = {name: dtype for dtype, name in FORMAT_NAMES.items()}
 FORWARD = "activation"
 SCALED = ("gradient", "collective")  # kinds with the loss scale in them
@@ -40,17 +41,29 @@ class Operator:
 
 @dataclass
 class Seen:
-    """Completions of a step, in order. order: of the first non-finite observation of each, Inf where there is none."""
+    """Completions of a step, in order. order: of the first non-finite observation of each, Inf where there is none; start: that of the
+    first observation of all."""
     operators: list[Operator]
     format: np.ndarray
     max_abs: np.ndarray
     elements: np.ndarray
     nonfinite: np.ndarray
     order: np.ndarray
+    start: int = 0
+
+    @classmethod
+    def nothing(cls) -> Seen:
+        return cls([], np.zeros(0, np.uint8), np.zeros(0), np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0))
 
     def __add__(self, other: Seen) -> Seen:
         return Seen(self.operators + other.operators, *(np.concatenate((getattr(self, name), getattr(other, name))) for name in
-                                                        ("format", "max_abs", "elements", "nonfinite", "order")))
+                                                        ("format", "max_abs", "elements", "nonfinite", "order")), start=self.start)
+
+    def without(self, kinds: tuple[str, ...]) -> Seen:
+        """The same without operators of some kinds."""
+        places = [i for i, operator in enumerate(self.operators) if operator.kind not in kinds]
+        return Seen([self.operators[i] for i in places], *(getattr(self, name)[places] for name in
+                                                           ("format", "max_abs", "elements", "nonfinite", "order")), start=self.start)
 
     def bad(self, kinds: tuple[str, ...]) -> list[int]:
         """Places of those of some kinds that are non-finite and should not be, in the order in which they became so."""
@@ -90,6 +103,7 @@ class Monitor(Watch):
         self._registry = _Operators()
         self._selection = Selection(probes)
         self.operators: list[Operator] = []
+        self._of_entry: dict[int, Operator] = {}  # number of a probe -> its operator
         self._hooks = ModelHooks(self, "", model, self._selection, sideband, compiled)
         try:
             self._selection.check(self._hooks.names, self._hooks.parameters())
@@ -121,7 +135,7 @@ class Monitor(Watch):
         self.drop()
         entries = self._resolve(observations)
         if not entries:
-            return Seen([], np.zeros(0, np.uint8), np.zeros(0), np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0))
+            return Seen.nothing()
         fetch, _ = start_transfer([observation.partials for observation in observations])
         arrays = fetch()
         groups, merged = merge(arrays, entries, self._columns)
@@ -131,7 +145,8 @@ class Monitor(Watch):
                     np.array([self._format([observations[i] for i in own]) for own in members], np.uint8), merged["max_abs"],
                     np.array([min(sum(math.prod(observations[i].shape) for i in own), 0xFFFFFFFF) for own in members], np.uint32),
                     np.minimum(nonfinite, 0xFFFFFFFF).astype(np.uint32),
-                    np.array([observations[first_bad(arrays, own)].sequence if bad else math.inf for own, bad in zip(members, nonfinite)]))
+                    np.array([observations[first_bad(arrays, own)].sequence if bad else math.inf for own, bad in zip(members, nonfinite)]),
+                    observations[0].sequence)
 
     def take_parameters(self) -> Seen:
         """Parameters and moments as they are now, as far as they are probed."""
@@ -151,16 +166,26 @@ class Monitor(Watch):
     def _format(observations: list[Observation]) -> int:
         """The widest format of a probe's executions: a value that was carried on may be BF16 in one micro-batch."""
         names = {observation.format for observation in observations}
-        return int(Format[next(name for name in ("FP32", "BF16", "FP16", "E5M2", "E4M3") if name in names)])
+        return int(Format[next(name for name in WIDEST_FIRST if name in names)])
+
+    def number(self, operators: list[Operator]) -> None:
+        """Numbers that several ranks have agreed on: the operators in their order, with those that only other ranks have seen."""
+        own = {(operator.name, operator.kind): operator for operator in self.operators}
+        self.operators[:] = [own.get((operator.name, operator.kind), operator) for operator in operators]
+        for op, (operator, agreed) in enumerate(zip(self.operators, operators)):
+            operator.op, operator.own = op, agreed.own
 
     def _operator(self, entry: ProbeEntry, observation: Observation) -> Operator:
-        if entry.index == len(self.operators):
-            made = Operator(entry.index, entry.name, entry.kind, observation.format)
-            if entry.kind in (FORWARD, "gradient"):
-                name = observation.name
-                made.module = name if name in self.modules else name.rpartition(".")[0] or "model"
-                made.part = next((part for part in ("logits", "softmax") if observation.suffix.startswith(f":{part}")), "whole")
-            self.operators.append(made)
-        elif entry.index > len(self.operators):  # a step may bring several, in any order
-            raise AssertionError("operators are numbered in the order in which they are seen")
-        return self.operators[entry.index]
+        if entry.index not in self._of_entry:
+            known = next((found for found in self.operators if (found.name, found.kind) == (entry.name, entry.kind)), None)
+            self._of_entry[entry.index] = self._new_operator(entry, observation) if known is None else known
+        return self._of_entry[entry.index]
+
+    def _new_operator(self, entry: ProbeEntry, observation: Observation) -> Operator:
+        made = Operator(len(self.operators), entry.name, entry.kind, observation.format)
+        if entry.kind in (FORWARD, "gradient"):
+            name = observation.name
+            made.module = name if name in self.modules else name.rpartition(".")[0] or "model"
+            made.part = next((part for part in ("logits", "softmax") if observation.suffix.startswith(f":{part}")), "whole")
+        self.operators.append(made)
+        return made

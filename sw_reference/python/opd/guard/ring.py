@@ -227,13 +227,9 @@ class Ring:
             except OSError as error:
                 raise GuardError(f"path: {folder} cannot be made ({error.strerror}); give a folder that can be written to") from None
 
-    @property
-    def newest(self) -> State | None:
-        return self._states[-1] if self._states else None
-
-    @property
-    def oldest(self) -> State | None:
-        return self._states[0] if self._states else None
+    def at(self, step: int) -> State | None:
+        """The state after a step."""
+        return next((state for state in self._states if state.step == step), None)
 
     @property
     def steps(self) -> list[int]:
@@ -323,16 +319,17 @@ class Ring:
     def _files(self) -> list[Path]:
         return sorted(path for path in self._folder.iterdir() if _FILE.fullmatch(path.name))
 
-    def load(self) -> State | None:
-        """The newest whole state of the folder, which an earlier run has left."""
-        found = self._files()
-        for path in reversed(found):
-            try:
-                content = torch.load(path, map_location="cpu", weights_only=True)
-                return State(**{key: value for key, value in content.items() if key != "random"},
-                             random=Random.from_file(content["random"]))
-            except Exception:  # torn by a power cut: the one before it is whole
-                continue
-        if found:
-            raise GuardError(f"path: none of the {len(found)} states in {found[0].parent} can be read; delete them, or give another path")
-        return None
+    def on_disk(self) -> list[int]:
+        """Steps of the states in the folder, oldest first, whole or not."""
+        return [int(_FILE.fullmatch(path.name)[1]) - 1 for path in self._files()] if self._folder is not None else []
+
+    def load(self, step: int) -> State | None:
+        """The state after a step that an earlier run has left in the folder; None where it is not whole."""
+        try:
+            content = torch.load(self._path(step), map_location="cpu", weights_only=True)
+            return State(**{key: value for key, value in content.items() if key != "random"}, random=Random.from_file(content["random"]))
+        except Exception:  # torn by a power cut: the one before it is whole
+            return None
+
+    def unreadable(self) -> GuardError:
+        return GuardError(f"path: none of the {len(self._files())} states in {self._folder} can be read; delete them, or give another path")

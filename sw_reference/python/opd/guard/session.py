@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +25,13 @@ from opd.guard.deciding import Decider
 from opd.guard.decisions import DecisionLog
 from opd.guard.device import factory
 from opd.guard.errors import GuardError
+from opd.guard.findings import Facts, Findings
 from opd.guard.incidents import BUDGET, MOST, Incidents
 from opd.guard.modes import Modes
 from opd.guard.monitor import FORWARD, SCALED, Monitor, Operator, Seen
 from opd.guard.policy import Commander
-from opd.guard.ring import Light, Ring, State, Subject, all_finite, bytes_of_budget, kept, tensors_of_batches
+from opd.guard.ranks import Parted, inner, ranks_of
+from opd.guard.ring import Light, Ring, Subject, all_finite, bytes_of_budget, kept, tensors_of_batches
 from opd.registers import Mode
 
 log = logging.getLogger("opd.guard")
@@ -43,15 +45,16 @@ RING_EVERY = 16
 @dataclass
 class _Verdict:
     """What is wrong with the open step. what: "loss", "output", "gradient", "parameter" or "backward"; bad: operators, the first one
-    first."""
+    first; ranks: where."""
     what: str
     bad: list[Operator]
+    ranks: list[int] = field(default_factory=lambda: [0])
 
 
 class Guard:
     """Guards a training run; a context manager. opd.guard(...) makes one.
 
-    model       a module
+    model       a module, or its DistributedDataParallel: then every rank makes a guard, and they decide together (opd.guard.ranks)
     optimizer   a torch optimizer or a list of them
     scaler      the GradScaler of the run
     device      "cpu": the reference of the device; "systemc" or "rtl": co-simulation; or a function (number of operators) -> device
@@ -87,8 +90,6 @@ class Guard:
                  loss_of: Callable | None = None, localise: bool = True):
         if not isinstance(model, nn.Module):
             raise GuardError(f"model: {type(model).__name__} is not a torch.nn.Module; pass the model")
-        if isinstance(model, nn.DataParallel) or _processes() > 1:
-            raise GuardError("model: a run of several processes or threads, whose modes would differ; guard runs of one process")
         for name, value, smallest in (("every", every, 1), ("ring_every", ring_every, 1), ("first_step", first_step, 0)):
             if type(value) is not int or value < smallest:
                 raise GuardError(f"{name}: {value!r} is not a whole number from {smallest} on; correct it")
@@ -109,19 +110,22 @@ class Guard:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         make_device = factory(device, config)
         commander = None if policy is None else Commander(policy, config)
+        self._ranks = ranks_of(model)
+        model = inner(model)
         self._follows_hints, self._every, self._clip = hints, every, clip
         self._ring_every = ring_every
         self._subject = Subject(model, plain, self._scaler, extra)
-        self._ring = Ring(bytes_of_budget(ring), None if path is None else Path(path))
-        self._log = DecisionLog(log)
-        self._incidents = Incidents(self._subject, self._log, incidents, incident_limit, incident_budget, loss_of, localise)
+        self._ring = Ring(bytes_of_budget(ring), None if path is None else self._ranks.folder(Path(path)))
+        self._log = DecisionLog(log if self._ranks.rank == 0 else None)
+        self._incidents = Incidents(self._subject, self._log, None if incidents is None else self._ranks.folder(Path(incidents)), incident_limit,
+                                    incident_budget, loss_of, localise and self._ranks.size == 1)
         self._monitor = Monitor(model, plain, probes, sideband, compiled, self._fail)
         self._incidents.watch(self._monitor)
         self._modes = Modes(self._monitor.modules, self._monitor.compiled, self._monitor.own_type, self._fail)
         self._counts: Counter[str] = Counter()
         if commander is not None:
             make_device = commander.over(make_device, self._monitor.operators)
-        self._decider = Decider(make_device, self._monitor, self._modes, self._log, self._counts, modes)
+        self._decider = Decider(self._ranks.device(make_device), self._monitor, self._modes, self._log, self._counts, modes)
         self._step = first_step
         self._attempt = 0                       # of the open step
         self._informed = 0                      # those in which it was looked at
@@ -134,6 +138,7 @@ class Guard:
         self._is_due = False                    # a state is to be taken before the next step begins
         self._losses: list[float] = []          # of the open step
         self._backward_error: str | None = None
+        self._is_corrupt = False                # parameters are not finite, which the ranks have yet to agree on
         self._open_batches: list = []
         self._again: deque = deque()            # batches that are to be yielded again
         self._light: Light | None = None
@@ -159,6 +164,7 @@ class Guard:
         self._guarded(self._decider.note_carried, self._step)
         self._is_open = False
         self._take_off()
+        self._ranks.hang_up()
         self._incidents.tell()
         self._log.close()
 
@@ -174,6 +180,7 @@ class Guard:
                 try:
                     batch = next(source)
                 except StopIteration:
+                    self._ranks.end_of_batches()
                     return
             self._guarded(self._begin)
             self._guarded(self._begin_batch, batch)
@@ -182,17 +189,18 @@ class Guard:
                 self._open_batches.clear()
 
     def backward(self, loss: Tensor) -> None:
-        """One micro-batch's backward, with the loss scale. A loss that is not finite gets none."""
+        """One micro-batch's backward, with the loss scale. A loss that is not finite gets none, unless other ranks wait for its
+        gradients."""
         if not self._is_on:
             return self._plain_backward(loss)
         self._guarded(self._begin)
         self._losses.append(float(loss.detach()))
-        if not math.isfinite(self._losses[-1]):
+        if not math.isfinite(self._losses[-1]) and not self._ranks.must_run_backward:
             return None
         try:
             self._plain_backward(loss)
         except Exception as error:
-            if not self._modes.plans:  # not ours
+            if not self._modes.plans or not self._ranks.backward_failed():  # not ours, or past saving
                 raise
             self._backward_error = f"{type(error).__name__}: {error}"
         return None
@@ -208,7 +216,7 @@ class Guard:
                 return False
             if self._is_on:
                 has_stepped = self._optimizer_step()
-                stays = self._guarded(self._end_step, seen, has_stepped)
+                stays = self._end_step(seen, has_stepped)
                 return has_stepped and stays is not False
         return self._plain_step()
 
@@ -216,26 +224,32 @@ class Guard:
         """Whether the open step may reach the parameters, and what was seen of it. If not, what follows from that is done, and its
         gradients are gone."""
         self._guarded(self._begin)
-        verdict = self._guarded(self._judge)
-        if self._backward_error is not None:
-            self._fail(RuntimeError(f"backward in other modes: {self._backward_error}"))
+        found = self._together(self._ranks.merged, self._guarded(self._find), self._monitor, self._step, self._attempt, self._again,
+                               self._ring.is_full)
+        verdict, made = (None, []) if found is None else self._together(self._judge, found) or (None, [])
+        if found is not None and found.backward_error is not None:
+            self._detach(f"RuntimeError: backward in other modes: {found.backward_error}")
         if not self._is_on:
-            is_lost = bool(self._losses) and not all(map(math.isfinite, self._losses)) or self._backward_error is not None
+            is_lost = self._is_lost()
             if is_lost:
                 self._zero_grad()
             return not is_lost, None
-        if isinstance(verdict[0], _Verdict):
-            self._guarded(self._recover, *verdict)
+        if made:
+            self._guarded(self._decider.excuse, self._step, made)
+        if verdict is not None:
+            facts = self._together(self._ranks.agreed, self._guarded(self._facts))
+            self._guarded(self._recover, verdict, found.seen, facts)
             self._zero_grad()
+            self._together(self._ranks.finish, True, self._decider.in_force, self._again)
             return False, None
-        return True, verdict[1]
+        return True, found.seen
 
     def resume(self) -> int | None:
         """Restores the newest state in the folder `path`, which an earlier run has left; returns the number of the step that comes
         next, None where there is no state. Call it before the first step."""
         if self._ring._folder is None:
             raise GuardError("resume: the guard has no folder; give one as path")
-        state = self._ring.load()
+        state = self._ranks.restored(self._ring)
         if state is None:
             return None
         try:
@@ -279,7 +293,7 @@ class Guard:
                 "mode_changes": self._counts["mode_changes"], "operators": len(self._monitor.operators),
                 "outside_fast": self._counts["outside_fast"] / executions if executions else 0.0,
                 "carried": sum(self._modes.carried.values()) + self._counts["carried"], "ring_states": self._ring.steps,
-                "ring_bytes": self._ring.bytes, "detached": self._why}
+                "ring_bytes": self._ring.bytes, "ranks": self._ranks.size, **self._ranks.counts, "detached": self._why}
 
     # --- failing
 
@@ -291,7 +305,7 @@ class Guard:
         return self._is_open and self._why is None
 
     def _guarded(self, function: Callable, *arguments):
-        if self._why is not None:
+        if self._why is not None or self._ranks.failure is not None:
             return None
         try:
             return function(*arguments)
@@ -300,8 +314,33 @@ class Guard:
             return None
 
     def _fail(self, error: Exception) -> None:
-        if self._why is None:
-            self._detach(f"{type(error).__name__}: {error}", error)
+        if self._why is None and not self._ranks.defers(error):
+            self._detach(str(error) if isinstance(error, Parted) else f"{type(error).__name__}: {error}", error)
+
+    def _warn(self, text: str, *arguments) -> None:
+        """What all ranks would say, once."""
+        if self._ranks.rank == 0:
+            log.warning(text, *arguments)
+
+    def _together(self, function: Callable, *arguments):
+        """What every rank does at the same place, also one where something of the guard has failed."""
+        try:
+            return function(*arguments)
+        except Parted as error:
+            if self._why is None:
+                self._detach(str(error))
+        except Exception as error:
+            self._ranks.hang_up()
+            self._fail(error)
+        return None
+
+    def _is_lost(self) -> bool:
+        """Of a step in which the guard has ended: whether it must not reach the parameters."""
+        if self._backward_error is not None:
+            return True
+        if self._ranks.size > 1:  # gradients are the same on all ranks, losses are not; where there is a scaler, it skips
+            return self._scaler is None and not self._has_finite_gradients()
+        return not all(map(math.isfinite, self._losses))
 
     def _detach(self, why: str, error: Exception | None = None) -> None:
         self._why = f"step {self._step}: {why}"
@@ -411,50 +450,61 @@ class Guard:
         self._losses.clear()
         self._backward_error = None
 
-    def _judge(self) -> tuple[_Verdict | None, Seen]:
-        """Whether the step may reach the parameters; what was seen of it."""
+    def _find(self) -> Findings:
+        """What this rank has found in the step."""
         seen = self._monitor.take()
-        outputs = [seen.operators[i] for i in seen.bad((FORWARD,))]
-        loss_is_finite = all(map(math.isfinite, self._losses))
-        if outputs and loss_is_finite and self._backward_error is None:
-            outputs = self._without_ordinary(seen, outputs)
-        if outputs:
-            return _Verdict("output", outputs), seen
-        if not loss_is_finite:
-            return _Verdict("loss", []), seen
-        if self._backward_error is not None:
-            return _Verdict("backward", []), seen
-        if self._scaler is None or self._scaler.get_scale() <= 1.0:  # else an overflow is the scaler's, and ordinary
-            if not self._has_finite_gradients():
-                return _Verdict("gradient", [seen.operators[i] for i in seen.bad(SCALED)]), seen
-        return None, seen
+        judges = self._scaler is None or self._scaler.get_scale() <= 1.0  # else an overflow is the scaler's, and ordinary
+        looks = judges or bool(seen.bad((FORWARD,)))
+        return Findings(seen, all(map(math.isfinite, self._losses)), self._has_finite_gradients() if looks else None, judges,
+                        self._backward_error, self._is_corrupt, [0])
 
-    def _without_ordinary(self, seen: Seen, outputs: list[Operator]) -> list[Operator]:
-        """Outputs that hold Inf or NaN in SAFE as well, while loss and gradients are finite, are made that way: a mask. The device does
-        not judge them, and they go back to FAST."""
-        made = [operator for operator in outputs if self._decider.mode_of(operator) == Mode.SAFE]
-        if not made or not self._has_finite_gradients():
-            return outputs
-        self._decider.excuse(self._step, made)
-        return [operator for operator in outputs if operator not in made]
+    def _judge(self, found: Findings) -> tuple[_Verdict | None, list[Operator]]:
+        """Whether the step may reach the parameters; operators that hold Inf or NaN in SAFE as well, while loss and gradients are finite:
+        they are made that way, as a mask is. The device does not judge them, and they go back to FAST."""
+        seen = found.seen
+        outputs = [seen.operators[i] for i in seen.bad((FORWARD,))]
+        made = []
+        if found.has_finite_loss and found.backward_error is None and found.has_finite_gradients:
+            made = [operator for operator in outputs if self._decider.mode_of(operator) == Mode.SAFE]
+            outputs = [operator for operator in outputs if operator not in made]
+        if found.is_corrupt:
+            return _Verdict("parameter", [], found.ranks), []
+        if outputs:
+            return _Verdict("output", outputs, found.ranks), made
+        if not found.has_finite_loss:
+            return _Verdict("loss", [], found.ranks), made
+        if found.backward_error is not None:
+            return _Verdict("backward", [], found.ranks), made
+        if found.judges_gradients and not found.has_finite_gradients:
+            return _Verdict("gradient", [seen.operators[i] for i in seen.bad(SCALED)], found.ranks), made
+        return None, made
+
+    def _facts(self) -> Facts:
+        return Facts(not self._subject.is_finite(), all_finite(tensors_of_batches(self._open_batches)), self._ring.steps)
 
     def _has_finite_gradients(self) -> bool:
         return all_finite([p.grad for o in self._subject.optimizers for g in o.param_groups for p in g["params"] if p.grad is not None])
 
-    def _end_step(self, seen: Seen, has_stepped: bool) -> bool:
-        """A step that went through. Returns whether it stays: its parameters are finite."""
+    def _end_step(self, seen: Seen, has_stepped: bool) -> bool | None:
+        """A step that went through. Returns whether it stays: its parameters are finite; None where the guard has failed."""
+        stays = self._guarded(self._close_step, seen, has_stepped)
+        self._together(self._ranks.finish, False, self._decider.in_force, self._again)
+        return stays
+
+    def _close_step(self, seen: Seen, has_stepped: bool) -> bool:
         listened = self._monitor.listening
         scale_log2 = self._scale_log2()
         if listened and has_stepped:
             parameters = self._monitor.take_parameters()
             bad = parameters.bad(("weight", "optimizer"))
-            if bad:
+            self._is_corrupt = bool(bad)
+            if bad and self._ranks.size == 1:
                 operators = [parameters.operators[i] for i in bad]
-                self._recover(_Verdict("parameter", operators), seen)
+                self._recover(_Verdict("parameter", operators), seen, self._facts())
                 self._zero_grad()
                 return False
         if listened:
-            self._feed(seen + parameters if has_stepped else seen, scale_log2)
+            self._feed(seen + parameters if has_stepped and not self._is_corrupt else seen, scale_log2)
             self._incidents.stepped(self._step, seen, self._losses)
         self._incidents.next_step()
         self._counts["steps"] += 1
@@ -464,7 +514,8 @@ class Guard:
         self._losses.clear()
         self._attempt = self._informed = self._drops = 0
         self._went_back = False
-        self._is_due = self._last_state is None or self._step - self._last_state >= self._ring_every or self._ring.is_full
+        self._is_due = (self._last_state is None or self._step - self._last_state >= self._ring_every
+                        or self._ranks.is_full(self._ring.is_full))
         self._step += 1
         self._announce_rates()
         if not self._uses_batches:
@@ -482,7 +533,7 @@ class Guard:
         refused = self._ring.refused
         fits = self._ring.fits(self._subject)
         if not fits and refused is None:
-            log.warning("%s", self._ring.refused)
+            self._warn("%s", self._ring.refused)
             self._log.note("no_ring", self._step, why=self._ring.refused)
         return fits
 
@@ -535,34 +586,34 @@ class Guard:
 
     # --- the way back
 
-    def _recover(self, verdict: _Verdict, seen: Seen) -> None:
+    def _recover(self, verdict: _Verdict, seen: Seen, facts: Facts) -> None:
         self._attempt += 1
         self._counts["stopped"] += 1
         first = verdict.bad[0] if verdict.bad else None
-        is_corrupt = verdict.what == "parameter" or not self._subject.is_finite()
+        is_corrupt = verdict.what == "parameter" or facts.is_corrupt
         was_seen = self._monitor.listening
         outcome = None
         if was_seen and not is_corrupt:  # what came after the first non-finite one says nothing of itself
             outcome = self._feed(seen, self._scale_log2(), first)
         self._log.note("stopped", self._step, what=verdict.what, operator=None if first is None else first.name, attempt=self._attempt,
-                       escalate=outcome is not None and bool(outcome.escalate))
+                       escalate=outcome is not None and bool(outcome.escalate), ranks=verdict.ranks)
         if self._attempt == 1:
-            log.warning("step %d: %s%s is not finite; the step does not reach the parameters", self._step, verdict.what,
+            self._warn("step %d: %s%s is not finite; the step does not reach the parameters", self._step, verdict.what,
                         "" if first is None else f" of {first.name}")
-        if self._attempt == 1:
+        if self._attempt == 1 and self._ranks.rank in (verdict.ranks or [0]):
             self._incidents.stopped(self._step, verdict.bad, seen, self._open_batches, self._light, self._ring.newest, is_corrupt, self._losses)
         if is_corrupt:
-            self._roll_back(self._ring.newest, "the parameters are not finite")
+            self._roll_back(facts.states[-1:], "the parameters are not finite")
             return
         self._informed += was_seen
-        if not all_finite(tensors_of_batches(self._open_batches)):
-            self._drop("the batch itself is not finite")
+        if not facts.has_finite_batches:
+            self._drop("the batch itself is not finite", facts)
             return
         if not self._decider.follows or self._informed >= ATTEMPTS:
-            self._drop(f"{verdict.what} is not finite{' in any mode' if self._decider.follows else ''}")
+            self._drop(f"{verdict.what} is not finite{' in any mode' if self._decider.follows else ''}", facts)
             return
         if self._informed and not self._to_safe(verdict):
-            self._drop(f"{verdict.what} is not finite{' in any mode' if self._monitor.operators else ''}")
+            self._drop(f"{verdict.what} is not finite{' in any mode' if self._monitor.operators else ''}", facts)
             return
         self._retry()
 
@@ -591,7 +642,7 @@ class Guard:
         self._informed = max(self._informed, stage)
         return changed
 
-    def _drop(self, why: str) -> None:
+    def _drop(self, why: str, facts: Facts) -> None:
         """The step's batches are given up; too many in a row, and the parameters are to blame."""
         self._drops += 1
         self._counts["dropped"] += 1
@@ -607,11 +658,13 @@ class Guard:
                 self._detach(f"{self._drops} steps in a row are not finite, from the oldest state on as well")
                 return
             self._drops, self._went_back = 0, True
-            self._roll_back(self._ring.oldest, f"{DROPS} steps in a row are not finite in any mode")
+            self._roll_back(facts.states[:1], f"{DROPS} steps in a row are not finite in any mode")
             return
         self._next_try()
 
-    def _roll_back(self, state: State | None, why: str) -> None:
+    def _roll_back(self, to: list[int], why: str) -> None:
+        """To the state after a step; `to` is empty where there is none that every rank has."""
+        state = self._ring.at(to[0]) if to else None
         if state is None:
             self._detach(f"{why}, and there is no state to go back to ({self._ring.refused or 'none was taken'})")
             return
@@ -623,7 +676,8 @@ class Guard:
         self._counts["roll_backs"] += 1
         self._counts["steps_rolled_back"] += self._step - state.step - 1
         self._log.note("roll_back", self._step, to=state.step, batches=len(lost), why=why)
-        log.warning("step %d: %s; back to the state after step %d", self._step, why, state.step)
+        self._warn("step %d: %s; back to the state after step %d", self._step, why, state.step)
+        self._is_corrupt = False
         self._scale_factor = state.scale_factor
         if self._follows_hints:
             self._scale_by(self._hints)
@@ -632,11 +686,3 @@ class Guard:
         self._attempt = self._informed = 0
         self._light = self._subject.light()
         self._next_try()
-
-
-def _processes() -> int:
-    """Number of processes of the run."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    number = os.environ.get("WORLD_SIZE", "1")
-    return int(number) if number.isdigit() else 1
