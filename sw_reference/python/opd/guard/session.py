@@ -597,10 +597,7 @@ class Guard:
         self._counts["dropped"] += 1
         self._log.note("dropped", self._step, batches=len(self._open_batches), why=why)
         self._open_batches = []
-        if self._light is not None:
-            random = type(self._light.random).now()
-            self._subject.put_light(self._light)
-            random.restore()
+        self._put_back()
         self._attempt = self._informed = 0
         if self._drops >= DROPS:
             if self._went_back:
@@ -610,6 +607,13 @@ class Guard:
             self._roll_back(self._ring.oldest, f"{DROPS} steps in a row are not finite in any mode")
             return
         self._next_try()
+
+    def _put_back(self) -> None:
+        """What a step has changed besides random numbers, where its batches do not come again."""
+        if self._light is not None:
+            random = type(self._light.random).now()
+            self._subject.put_light(self._light)
+            random.restore()
 
     def _roll_back(self, state: State | None, why: str) -> None:
         if state is None:
