@@ -27,10 +27,11 @@ from opd.guard.steps import StepGuard
 
 class Interception:
     """guard_of: the guard of an optimizer, or of whatever runs now when it is given None; None where nothing is guarded. closures: whether
-    the closure of an optimizer's step may run again."""
+    the closure of an optimizer's step may run again; before_backward: told that backward is called."""
 
-    def __init__(self, guard_of: Callable[[Optimizer | None], StepGuard | None], closures: bool = True):
-        self._guard_of, self._closures = guard_of, closures
+    def __init__(self, guard_of: Callable[[Optimizer | None], StepGuard | None], closures: bool = True,
+                 before_backward: Callable[[], None] = lambda: None):
+        self._guard_of, self._closures, self._told = guard_of, closures, before_backward
         self._is_scaled = False        # the loss of the backward that comes next was seen
         self._is_scaling = False       # within GradScaler.step, which has asked
         self._stopped = weakref.WeakSet()  # scalers whose step was stopped
@@ -72,6 +73,7 @@ class Interception:
     # --- backward
 
     def _before_backward(self, scalars: list[Tensor]) -> None:
+        self._told()
         guard = self._guard_of(None)
         if guard is not None and not self._is_scaled:
             for loss in scalars:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from opd.capture.amp import in_backward
 from opd.guard.monitor import Seen
+from opd.guard.ring import Random
 from opd.guard.session import Guard
 
 GONE = "the loop does not give its batches again"
@@ -38,11 +39,28 @@ class StepGuard(Guard):
 
     # --- what the loop does
 
-    def begin_pass(self) -> None:
-        """The model is called, with gradients."""
+    def begin_pass(self, training: bool = True) -> None:
+        """The model is called, with gradients. training: what it is set to."""
         if self._is_on:
             self._guarded(self.finish)
             self._guarded(self._begin)
+            if self._monitor.listening:
+                self._monitor.begin_pass(training, True)
+
+    def take_batch(self, batch, random: Random) -> None:
+        """What the micro-batch whose backward comes is computed from, and the random numbers before it."""
+        if self._is_on:
+            self._uses_batches = True
+            self._guarded(self._begin)
+            if not self._open_batches and self._light is not None:
+                self._light.random = random
+            self._open_batches.append(batch)
+
+    def ask(self) -> deque:
+        """The loop asks for its next batch. Those that come again, first."""
+        if self._is_on:
+            self._guarded(self._settle)
+        return self._again
 
     def see_loss(self, loss: Tensor) -> None:
         """Without the loss scale. Waits for it."""
@@ -59,6 +77,16 @@ class StepGuard(Guard):
             return False
         self._backward_error = f"{type(error).__name__}: {error}"
         return True
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self._subject.model.parameters()
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """One that was made after the guard."""
+        self._optimizers.append(optimizer)
+        if self._subject.optimizers is not self._optimizers:
+            self._subject.optimizers.append(optimizer)
+        self._guarded(self._monitor.add_optimizer, optimizer)
 
     def adopt(self, scaler) -> None:
         """The scaler of the run, where that is known only when it is used."""
