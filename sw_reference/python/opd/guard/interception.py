@@ -8,6 +8,7 @@
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import weakref
@@ -129,28 +130,31 @@ class Interception:
 
     def _on_step(self, optimizer: Optimizer, original: Callable, arguments: tuple, options: dict):
         guard = self._guard_of(optimizer)
-        if guard is None or self._is_scaling or torch.compiler.is_compiling():
-            return original(*arguments, **options)
         closure = arguments[0] if arguments else options.get("closure")
+        is_first = guard is None and closure is not None and self._guard_of(None) is None  # its model is not known yet
+        if guard is None and not is_first or self._is_scaling or torch.compiler.is_compiling():
+            return original(*arguments, **options)
         if closure is None:
             if not guard.permits(optimizer):
                 return None
             with guard.under_hints():
                 return original(*arguments, **options)
         if isinstance(optimizer, LBFGS):
-            guard.give_up("LBFGS calls its closure as often as it likes, so that its steps cannot be stopped")
+            if guard is not None:
+                guard.give_up("LBFGS calls its closure as often as it likes, so that its steps cannot be stopped")
             return original(*arguments, **options)
         with torch.enable_grad():
-            again = self._closures and not guard.has_losses  # else it is but the last part of the step
+            again = guard is not None and self._closures and not guard.has_losses  # else it is but the last part of the step
             result = guard.run_part(closure, True) if again else closure()
-        if not guard.permits(optimizer):
+        guard = self._guard_of(optimizer)
+        if guard is not None and not guard.permits(optimizer):
             return result
         results = [result]
 
         def known():
             return results.pop() if results else closure()
 
-        with guard.under_hints():
+        with contextlib.nullcontext() if guard is None else guard.under_hints():
             return original(known, *arguments[1:], **{key: value for key, value in options.items() if key != "closure"})
 
     # --- clipping

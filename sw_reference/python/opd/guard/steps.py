@@ -35,7 +35,12 @@ class StepGuard(Guard):
         self._asked: list[Optimizer] = []          # optimizers that it was asked for
         self._has_stepped = False                  # one of them
         self._has_parts = False
+        self._attached: list = []
         self.__enter__()
+
+    def attach(self, *parts) -> None:
+        """Things with `remove`, which is called when the guard is closed."""
+        self._attached += parts
 
     # --- what the loop does
 
@@ -49,7 +54,7 @@ class StepGuard(Guard):
 
     def take_batch(self, batch, random: Random) -> None:
         """What the micro-batch whose backward comes is computed from, and the random numbers before it."""
-        if self._is_on:
+        if self._is_on and not self._has_parts:
             self._uses_batches = True
             self._guarded(self._begin)
             if not self._open_batches and self._light is not None:
@@ -150,19 +155,16 @@ class StepGuard(Guard):
         Returns what the last part returned."""
         if not self._is_on:
             return part()
-        self._guarded(self.finish)
-        self._guarded(self._begin)
         self._has_parts = True
-        self._guarded(self._begin_batch, part)
-        result = part()
+        result = self._run(part)
         while is_last and not self._judged():
-            parts, self._again = list(self._again), deque()
+            parts = [part for part in self._again if callable(part)]
+            self._again = deque(batch for batch in self._again if not callable(batch))
             if not parts:
                 break
             self._reopen()
             for again in parts:
-                self._guarded(self._begin_batch, again)
-                result = again()
+                result = self._run(again)
         return result
 
     def watch(self, model: nn.Module) -> torch.utils.hooks.RemovableHandle:
@@ -176,8 +178,16 @@ class StepGuard(Guard):
         if self._is_open:
             self._guarded(self.finish)
         super().close()
+        for part in self._attached:
+            part.remove()
+        self._attached.clear()
 
     # --- within
+
+    def _run(self, part: Callable):
+        self.begin_pass()
+        self._guarded(self._begin_batch, part)
+        return part()
 
     def _judged(self) -> bool:
         if self._may_step is None:
