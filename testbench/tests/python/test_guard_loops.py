@@ -488,3 +488,24 @@ def test_accelerate(mixed):
         assert summary["steps"] == 6 and summary["retries"] == 1 and summary["dropped"] == 0 and own == 6
     else:
         assert summary["steps"] == 5 and summary["retries"] == 0 and summary["dropped"] == 1 and own == 5
+
+
+# --- torch.compile
+
+
+def test_an_attention_in_compiled_code_changes_its_mode():
+    """Its forward is the capture's already: a mode goes around it."""
+    saved = Loop({"hints": False, "compiled": "split"}, gain=GAIN, compiled="eager", validates=False)
+    assert saved.summary["retries"] == 1 and saved.summary["dropped"] == 0 and all(map(math.isfinite, saved.losses[1:]))
+    assert not saved.events("ordinary") and "forward" not in vars(saved.model.attn)
+
+
+@pytest.mark.parametrize("compiled", ["skip", "split"])
+def test_a_healthy_compiled_script(compiled):
+    """Left alone it is the compiled run bit for bit; cut at its probes it need not be."""
+    plain, ours = Loop(None, compiled="aot_eager"), Loop({"compiled": compiled}, compiled="aot_eager")
+    assert ours.summary["stopped"] == 0 and ours.summary["detached"] is None and ours.summary["steps"] == 24
+    if compiled == "skip":
+        assert ours.losses == plain.losses and torch.equal(ours.weights, plain.weights)
+    else:
+        assert ours.summary["operators"] > 20

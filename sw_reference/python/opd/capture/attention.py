@@ -28,7 +28,8 @@ from torch.overrides import TorchFunctionMode
 from opd.capture.operators import CASTS, MASKS, Call, CallLog, NotKnown, Operator, operator_of, product
 
 SIDEBANDS = ("off", "logits", "full")
-SLICE_ELEMENTS = 1 << 22  # 16 MiB of FP32
+SLICE_ELEMENTS = 1 << 22      # 16 MiB of FP32
+CPU_SLICE_ELEMENTS = 1 << 18  # 1 MiB, which stays in its cache
 
 _PRODUCTS = {torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, Tensor.matmul, Tensor.bmm, Tensor.baddbmm,
              Tensor.__matmul__, Tensor.__rmatmul__}
@@ -121,7 +122,7 @@ class AttentionMode(TorchFunctionMode):
             return
         logits, softmax = [], []
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            for part, mask in recompute_logits(query.detach(), key.detach(), attn_mask, is_causal, scale):
+            for part, mask in recompute_logits(query.detach(), key.detach(), attn_mask, is_causal, scale, probabilities):
                 if self._logits:
                     logits.append(self._observe("logits", part, raw=False))
                 if probabilities:
@@ -160,15 +161,18 @@ def _is_matrix_batch(result) -> bool:
 
 
 def recompute_logits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool,
-                     scale: float | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Slices of query @ key^T * scale in FP32 with the additive mask of each, or None. query [..., T, d], key [..., S, d]."""
+                     scale: float | None, is_masked: bool = True) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Slices of query @ key^T * scale in FP32 with the additive mask of each, or None. query [..., T, d], key [..., S, d]; is_masked: whether
+    masks are wanted."""
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
     key = _repeated(query, key)
     rows, columns = query.shape[-2], key.shape[-2]
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
     mask = None
-    if is_causal:
+    if not is_masked:
+        pass
+    elif is_causal:
         mask = torch.full((rows, columns), -math.inf, device=query.device).triu(1)
     elif attn_mask is not None:
         mask = attn_mask.detach()
@@ -179,8 +183,9 @@ def recompute_logits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_ca
         mask = mask.expand(*batch, rows, columns).reshape(-1, rows, columns) if mask.dim() > 2 else mask
     flat_query = query.expand(*batch, -1, -1).reshape(-1, rows, query.shape[-1])
     flat_key = key.expand(*batch, -1, -1).reshape(-1, columns, key.shape[-1])
-    heads = max(1, SLICE_ELEMENTS // (rows * columns))
-    step = rows if heads > 1 else max(1, SLICE_ELEMENTS // columns)
+    elements = min(SLICE_ELEMENTS, CPU_SLICE_ELEMENTS) if query.device.type == "cpu" else SLICE_ELEMENTS
+    heads = max(1, elements // (rows * columns))
+    step = rows if heads > 1 else max(1, elements // columns)
     for head in range(0, len(flat_query), heads):
         transposed = flat_key[head:head + heads].float().transpose(-1, -2)
         for row in range(0, rows, step):
