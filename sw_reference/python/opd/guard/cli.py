@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", metavar="FILE", help="configuration of the device, as opd calibrate writes it")
     parser.add_argument("--probes", default="key,output", metavar="LIST", help="groups and patterns that are watched (default: key,output)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="look at every n-th step only; losses and gradients at each")
-    parser.add_argument("--sideband", default="logits", choices=("off", "logits", "full"), help="logits of fused attention")
+    parser.add_argument("--sideband", default="bound", choices=("off", "bound", "logits", "full"), help="logits of fused attention")
     parser.add_argument("--compiled", default="skip", choices=("skip", "split"), help="code of torch.compile")
     parser.add_argument("--ring", default="256MiB", metavar="SIZE", help="budget of the states to go back to; 0: none (default: 256MiB)")
     parser.add_argument("--ring-every", type=int, default=16, metavar="N", help="steps between two states (default: 16)")
