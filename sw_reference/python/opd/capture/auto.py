@@ -20,7 +20,7 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from multiprocessing import util as multiprocessing_util
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from opd.capture.errors import BusyError, CaptureError, PatternError
 from opd.capture.journal import read_records
-from opd.capture.optimizer import holds_masters, parameters_of
+from opd.capture.optimizer import holds_masters
 from opd.capture.patch import Patch
 from opd.capture.session import Capture
 from opd.unedited import events, optimizers

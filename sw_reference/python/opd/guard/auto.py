@@ -52,7 +52,7 @@ class AutoGuard:
         self._guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose call is a pass
         self._optimizers: list[Optimizer] = []
         self._together: Together | None = None
-        self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()   # outermost ones with trainable parameters, in training
+        self._called = weakref.WeakKeyDictionary()  # outermost ones with trainable parameters, in training, in their order
         self._alone: set[str] = set()      # classes of those that have an optimizer of their own
         self._names: set[str] = set()      # classes of all outermost modules that were called
         self._depth = 0
@@ -131,7 +131,7 @@ class AutoGuard:
             self._start(module, owners, [module])
             self._begin_pass(module)
         elif owners or self._guard is None:
-            self._called.add(module)
+            self._called[module] = None
             if self._guard is not None:
                 self._alone.add(type(module).__name__)
 

@@ -119,8 +119,8 @@ def describe(model: str, summary: Mapping, alone: Sequence[str], log: str | None
                                                       if summary["stopped"] else ""))
     if summary["roll_backs"]:
         parts.append(f"{count(summary['roll_backs'], 'roll-back')} over {count(summary['steps_rolled_back'], 'step')}")
-    parts.append(f"{count(summary['mode_changes'], 'mode change')}, {100 * summary['outside_fast']:.1f} % of {summary['operators']:,} operators' "
-                 "executions outside of FAST")
+    parts.append(f"{count(summary['mode_changes'], 'mode change')}, {100 * summary['outside_fast']:.1f} % of {summary['operators']:,} "
+                 "operators' executions outside of FAST")
     text = ", ".join(parts)
     if summary["detached"]:
         text += f"; the guard ended before the run did: {summary['detached']}"

@@ -27,7 +27,8 @@ class GuardCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, optimizer=None, **_):
         self._close()
-        self.guard = StepGuard(model, optimizer, scaler=getattr(optimizer, "scaler", None), **{"first_step": state.global_step, **self._options})
+        options = {"first_step": state.global_step, "scaler": getattr(optimizer, "scaler", None), **self._options}
+        self.guard = StepGuard(model, optimizer, **options)
         attach(self.guard, model, [optimizer])
         self.guard.attach(Skips(self.guard, optimizer))
         if self._trainer is not None:

@@ -1,8 +1,8 @@
 """Batches of a script that iterates over DataLoaders and knows of no guard: a stopped step's come again from the same loader.
 
-A batch belongs to a step when backward is called while it is the newest of its loader; batches of a loader whose model is called without
-gradients are validation. What comes again is given out when the script asks its loader for the next batch, so that its loop has one round more.
-Loaders that a framework iterates over are left alone: they are read ahead, and the newest batch is not the one that is computed with.
+A batch belongs to a step when backward is called while it is the newest of its loader; those with which the model is called without
+gradients are validation. What comes again is given out when the script asks its loader for the next batch, so that its loop has one round
+more. Loaders that a framework iterates over are left alone: they are read ahead, and the newest batch is not the one in use.
 """
 from __future__ import annotations
 
