@@ -46,7 +46,7 @@ class StepGuard(Guard):
 
     def begin_pass(self, training: bool = True) -> None:
         """The model is called, with gradients. training: what it is set to."""
-        if self._is_on:
+        if self.is_attached:  # hooks are taken off between two calls, not here
             self._guarded(self.finish)
             self._guarded(self._begin)
             if self._monitor.listening:
@@ -144,7 +144,7 @@ class StepGuard(Guard):
             return
         may_step, seen, has_stepped = self._may_step, self._seen, self._has_stepped
         self._reopen()
-        if may_step and seen is not None and self._is_on:
+        if may_step and seen is not None and self.is_attached:
             if self._has_parts:
                 self._open_batches = []  # a part lives as long as its step
             self._monitor.drop()
