@@ -472,11 +472,12 @@ int run_registers() {
 }
 
 /// Commands that are Python: name and what it does (sw_reference/python/opd/__main__.py has the same).
-constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kPythonCommands = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kPythonCommands = {{
     {"calibrate", "Register settings for a wanted false-alarm rate, from healthy runs"},
     {"capture", "Record any PyTorch training run as a trace"},
     {"evaluate", "Detectors on a corpus of traces: recall, lead, false alarms, cost"},
     {"governor", "Loss scales and FP8 scales: what chooses them, compared on recorded runs"},
+    {"guard", "Guard a training script: stop bad steps, change operators' modes"},
     {"import", "Make traces of other tools' telemetry"},
     {"localise", "Name the first bad operator of an incident, and why"},
     {"triage", "Tell the incidents of a trace in words: what, since when, how fast, why, what to do"},

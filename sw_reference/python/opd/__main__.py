@@ -17,6 +17,7 @@ COMMANDS = {
     "capture": ("opd.capture.cli", "a trace of any PyTorch training run"),
     "evaluate": ("opd.evaluate.command", "detectors on a corpus of traces: recall, lead, false alarms, cost"),
     "governor": ("opd.governor.command", "loss scales and FP8 scales: what chooses them, compared on recorded runs"),
+    "guard": ("opd.guard.cli", "a training script under the device: bad steps are stopped, operators change their modes"),
     "import": ("opd.importers.command", "traces from the telemetry of other tools"),
     "localise": ("opd.localise.command", "the first bad operator of an incident, and why"),
     "triage": ("opd.triage.command", "the incidents of a trace in words"),

@@ -373,7 +373,7 @@ def hidden(*packages: str, folder: Path) -> dict:
     """An environment in which these packages cannot be imported."""
     site = folder / "hidden.py.d"
     site.mkdir()
-    (site / "sitecustomize.py").write_text("import os, sys\nif 'OPD_CAPTURE' in os.environ:\n    sys.path.insert(0, os.path.dirname("
+    (site / "sitecustomize.py").write_text("import os, sys\nif 'OPD_UNEDITED' in os.environ:\n    sys.path.insert(0, os.path.dirname("
                                            "os.path.abspath(__file__)) + '/hidden')\n")
     (site / "hidden").mkdir()
     for name in packages:

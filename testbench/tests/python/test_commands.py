@@ -118,7 +118,7 @@ def options_of(parser):
 def test_no_option_is_ignored_when_it_comes_twice(name, monkeypatch, capsys):
     """Every option of every command: an error, or merged; a switch says the same twice."""
     parser = parser_of(name, monkeypatch)
-    files = [] if name == "capture" else ["file"]
+    files = [] if name in ("capture", "guard") else ["file"]
     refused = merged = 0
     for action in options_of(parser):
         spelling, value = action.option_strings[0], value_of(action)
@@ -149,12 +149,13 @@ def test_an_unknown_option_is_named_with_the_nearest(name, help_asked, monkeypat
         wrong = action.option_strings[0] + "x"
         for words in ([wrong], [wrong + "=1"]):
             with pytest.raises(SystemExit) as end:
-                parser.parse_args([*([] if name == "capture" else ["file"]), *words, *help_asked])
+                parser.parse_args([*([] if name in ("capture", "guard") else ["file"]), *words, *help_asked])
             told = capsys.readouterr()
             assert end.value.code == 2 and told.out == ""
             assert f"opd {name}: error: {wrong}: no such option; " in told.err, told.err
     with pytest.raises(SystemExit):
-        parser.parse_args(["file", {"import": "--label-s", "capture": "--probs", "localise": "--trst"}.get(name, "--labls"), "1"])
+        near = {"import": "--label-s", "capture": "--probs", "guard": "--probs", "localise": "--trst"}.get(name, "--labls")
+        parser.parse_args(["file", near, "1"])
     assert "did you mean --" in capsys.readouterr().err
 
 

@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: scripts/setup installs it")
 
 import opd  # noqa: E402
+from opd.capture.attention import logits_bound  # noqa: E402
 from opd.capture.errors import CaptureError  # noqa: E402
 from opd.device import Device, Hints  # noqa: E402
 from opd.evaluate.reference import statistics  # noqa: E402
@@ -203,6 +204,27 @@ def test_ordinary_skips_of_a_scaler_stay_ordinary():
     losses, summary, decisions = run({})
     assert summary["skipped_by_scaler"] > 0 and not losses[0][1]
     assert summary["stopped"] == 0 and decisions == []
+
+
+@pytest.mark.parametrize("magnitude, is_bounded", [(1.0, True), (60000.0, True), (1e17, True), (1e20, False), (math.nan, False)])
+def test_no_logit_exceeds_its_bound(magnitude, is_bounded):
+    """sideband="bound": where the bound is finite so is every logit; else the product itself is made."""
+    generator = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(3, 2, length, 8, generator=generator) * magnitude for length in (5, 7))
+    key[0, 0, 0] = query[0, 0, 0]  # parallel: the bound is reached but for rounding
+    bound, product = logits_bound(query, key, None), (query @ key.transpose(-1, -2)) / math.sqrt(8)
+    assert (bound is not None) == is_bounded
+    if is_bounded:
+        assert bool(product.isfinite().all()) and float(product.abs().amax()) <= float(bound) * (1 + 2.0**-20)
+        assert float(bound) < 20 * float(product.abs().amax())
+
+
+def test_the_bound_stands_for_the_largest_logit():
+    seen = {}
+    for sideband in ("bound", "logits", "off"):
+        run = Run("FP16", {"sideband": sideband, "probes": "key"}, fused=True, batches=data(1))
+        seen[sideband] = [operator.name for operator in run.guard._monitor.operators if operator.name.endswith(":logits")]
+    assert seen == {"bound": ["attn:logits"], "logits": ["attn:logits"], "off": []}
 
 
 # --- a run that overflows

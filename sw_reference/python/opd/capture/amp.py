@@ -49,9 +49,11 @@ class LossScale:
 
 class BackwardCalls:
     """Watches torch.autograd.backward, which Tensor.backward calls as well; not what a checkpoint does inside. before(scalars)
-    is told the tensors of one element that it is called on, after() that it has ended."""
+    is told the tensors of one element that it is called on, after() that it has ended; failed(error) says whether an exception
+    of it is taken, and goes no further."""
 
-    def __init__(self, before: Callable[[list[Tensor]], None], after: Callable[[], None]):
+    def __init__(self, before: Callable[[list[Tensor]], None], after: Callable[[], None],
+                 failed: Callable[[Exception], bool] = lambda error: False):
         def wrap(original):
             @functools.wraps(original)
             def backward(tensors, *arguments, **options):
@@ -63,6 +65,9 @@ class BackwardCalls:
                 before([tensor for tensor in given if isinstance(tensor, Tensor) and tensor.numel() == 1])
                 try:
                     return original(tensors, *arguments, **options)
+                except Exception as error:
+                    if not failed(error):
+                        raise
                 finally:
                     after()
             return backward

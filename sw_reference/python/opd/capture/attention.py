@@ -7,7 +7,9 @@ While an attention module runs, a torch function mode sees every PyTorch functio
   fused kernel            scaled_dot_product_attention never hands out its logits. They are computed a second time beside it
                           (`sideband`): query @ key^T * scale in FP32, as the fused kernels accumulate it, over all positions,
                           before the mask; a slice at a time, so that no more than SLICE_ELEMENTS of them exist at once.
-                          Cost: one more product of queries and keys. "full" adds the softmax of the masked slice.
+                          Cost: one more product of queries and keys. "full" adds the softmax of the masked slice. "bound" makes the
+                          product only where the longest query times the longest key does not show that it is finite; else that
+                          number, which no logit exceeds, stands for the largest one
 
 A logits probe of a fused kernel therefore has format FP32 whatever the inputs are, and has no raw rows. Where operands are captured
 they are those of the product (query, key, factor) and of the softmax: its input before the mask, and the mask.
@@ -28,7 +30,9 @@ from torch.overrides import TorchFunctionMode
 from opd.capture.operators import CASTS, MASKS, Call, CallLog, NotKnown, Operator, operator_of, product
 
 SIDEBANDS = ("off", "logits", "full")
-SLICE_ELEMENTS = 1 << 22  # 16 MiB of FP32
+BOUNDED_SIDEBANDS = ("off", "bound", "logits", "full")  # where statistics are acted upon
+SLICE_ELEMENTS = 1 << 22      # 16 MiB of FP32
+CPU_SLICE_ELEMENTS = 1 << 20  # 4 MiB, which stays in its cache
 
 _PRODUCTS = {torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, Tensor.matmul, Tensor.bmm, Tensor.baddbmm,
              Tensor.__matmul__, Tensor.__rmatmul__}
@@ -120,8 +124,14 @@ class AttentionMode(TorchFunctionMode):
         if not (_is_matrix_batch(query) and _is_matrix_batch(key)) or not (self._logits or probabilities):
             return
         logits, softmax = [], []
+        shape = (*query.shape[:-1], key.shape[-2])
+        if self._sideband == "bound":
+            bound = logits_bound(query.detach(), key.detach(), scale)
+            if bound is not None:
+                self._keep([self._observe("logits", bound, raw=False)], shape)
+                return
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            for part, mask in recompute_logits(query.detach(), key.detach(), attn_mask, is_causal, scale):
+            for part, mask in recompute_logits(query.detach(), key.detach(), attn_mask, is_causal, scale, probabilities):
                 if self._logits:
                     logits.append(self._observe("logits", part, raw=False))
                 if probabilities:
@@ -131,7 +141,6 @@ class AttentionMode(TorchFunctionMode):
             self._find(logits[0], lambda: fused_product(query, key, scale), None)
         if softmax:
             self._find(softmax[0], _in_fused_kernel, None)
-        shape = (*query.shape[:-1], key.shape[-2])
         for slices in (logits, softmax):
             if slices:
                 self._keep(slices, shape)
@@ -159,16 +168,32 @@ def _is_matrix_batch(result) -> bool:
     return isinstance(result, Tensor) and result.dim() >= 3 and result.is_floating_point() and result.numel() > 0
 
 
+def logits_bound(query: Tensor, key: Tensor, scale: float | None) -> Tensor | None:
+    """[1] in FP32: the longest query times the longest key times the scale, which no logit exceeds (Cauchy and Schwarz). None where it does
+    not show that every logit is finite, or where to look at it would mean to wait for a device."""
+    if query.device.type != "cpu":
+        return None
+    if scale is None:
+        scale = 1.0 / math.sqrt(query.shape[-1])
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        longest = [float(torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax()) for x in (query, key)]
+    bound = longest[0] * longest[1] * abs(scale)
+    return torch.tensor([bound], dtype=torch.float32) if bound <= torch.finfo(torch.float32).max / 2 else None  # not NaN either
+
+
 def recompute_logits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool,
-                     scale: float | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Slices of query @ key^T * scale in FP32 with the additive mask of each, or None. query [..., T, d], key [..., S, d]."""
+                     scale: float | None, is_masked: bool = True) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Slices of query @ key^T * scale in FP32 with the additive mask of each, or None. query [..., T, d], key [..., S, d]; is_masked: whether
+    masks are wanted."""
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
     key = _repeated(query, key)
     rows, columns = query.shape[-2], key.shape[-2]
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
     mask = None
-    if is_causal:
+    if not is_masked:
+        pass
+    elif is_causal:
         mask = torch.full((rows, columns), -math.inf, device=query.device).triu(1)
     elif attn_mask is not None:
         mask = attn_mask.detach()
@@ -179,8 +204,9 @@ def recompute_logits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_ca
         mask = mask.expand(*batch, rows, columns).reshape(-1, rows, columns) if mask.dim() > 2 else mask
     flat_query = query.expand(*batch, -1, -1).reshape(-1, rows, query.shape[-1])
     flat_key = key.expand(*batch, -1, -1).reshape(-1, columns, key.shape[-1])
-    heads = max(1, SLICE_ELEMENTS // (rows * columns))
-    step = rows if heads > 1 else max(1, SLICE_ELEMENTS // columns)
+    elements = min(SLICE_ELEMENTS, CPU_SLICE_ELEMENTS) if query.device.type == "cpu" else SLICE_ELEMENTS
+    heads = max(1, elements // (rows * columns))
+    step = rows if heads > 1 else max(1, elements // columns)
     for head in range(0, len(flat_query), heads):
         transposed = flat_key[head:head + heads].float().transpose(-1, -2)
         for row in range(0, rows, step):

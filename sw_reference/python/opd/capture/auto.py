@@ -20,7 +20,7 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from multiprocessing import util as multiprocessing_util
 from pathlib import Path
 
@@ -32,12 +32,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
-from opd.capture import events
 from opd.capture.errors import BusyError, CaptureError, PatternError
 from opd.capture.journal import read_records
-from opd.capture.optimizer import holds_masters, parameters_of
+from opd.capture.optimizer import holds_masters
 from opd.capture.patch import Patch
 from opd.capture.session import Capture
+from opd.unedited import events, optimizers
 
 log = logging.getLogger("opd.capture")
 
@@ -84,7 +84,7 @@ class Run:
 
     def owns(self, optimizer: Optimizer) -> bool:
         """Whether they are now: it is the first one that is seen with a parameter of the models."""
-        if self.optimizer is None and _share(optimizer, self.parameters()):
+        if self.optimizer is None and optimizers.share(optimizer, self.parameters()):
             self.optimizer, self.masters = weakref.ref(optimizer), None
             self.capture.add_optimizer(optimizer)
         return self.is_trained_by(optimizer)
@@ -143,7 +143,7 @@ class Run:
         if sample is None or not self._has_passed or self.is_stepping or not _is_cleared(sample) or self._perturbs():
             return
         self._used()
-        self.capture.step_before_pass(len(_optimizers) > 0)  # without any the script updates its parameters by itself
+        self.capture.step_before_pass(len(optimizers.made) > 0)  # without any the script updates its parameters by itself
 
     def before_close(self) -> None:
         self.finish_due()
@@ -165,20 +165,7 @@ class Run:
     def _perturbs(self) -> bool:
         """Sharpness-aware minimization: two backward passes make one step."""
         optimizer = None if self.optimizer is None else self.optimizer()
-        return hasattr(optimizer, "first_step") or any(hasattr(other, "first_step") for other in _optimizers_of(self.parameters()))
-
-
-_optimizers: weakref.WeakSet = weakref.WeakSet()  # all that were made since the start
-
-
-def _optimizers_of(parameters) -> list[Optimizer]:
-    parameters = list(parameters)
-    return [optimizer for optimizer in list(_optimizers) if _share(optimizer, parameters)]
-
-
-def _share(optimizer: Optimizer, parameters: Iterable[Tensor]) -> bool:
-    known = set(map(id, parameters))
-    return any(id(parameter) in known for parameter in parameters_of(optimizer))
+        return hasattr(optimizer, "first_step") or any(hasattr(other, "first_step") for other in optimizers.of(self.parameters()))
 
 
 def _is_cleared(parameter: Tensor) -> bool:
@@ -204,7 +191,7 @@ class AutoCapture:
                          register_module_forward_hook(self._on_return, always_call=True),
                          register_optimizer_step_pre_hook(self._before_optimizer_step),
                          register_optimizer_step_post_hook(self._on_optimizer_step)]
-        self._patches = [Patch(torch.amp.GradScaler, "step", self._wrap_scaler_step), Patch(Optimizer, "__init__", _wrap_init),
+        self._patches = [Patch(torch.amp.GradScaler, "step", self._wrap_scaler_step), optimizers.registration(),
                          *(Patch(Tensor, name, self._wrap_look) for name in ("item", "__float__", *TESTS))]
         if hasattr(_builtins, "_register_builtin"):
             for name in TESTS:
@@ -323,12 +310,12 @@ class AutoCapture:
         """Captures a module that nobody knows, if it is trained."""
         if self._failed:
             return
-        state = (len(_optimizers), module.training, torch.is_grad_enabled())
+        state = (len(optimizers.made), module.training, torch.is_grad_enabled())
         if self._turned_down.get(module) == state:
             self._called[type(module).__name__] += 1
             return
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        owners = _optimizers_of(trained)
+        owners = optimizers.of(trained)
         wanted = self._inference or (trained and torch.is_grad_enabled() and (module.training or owners))
         if not wanted or not any(True for _ in module.parameters()):
             self._called[type(module).__name__] += 1
@@ -359,7 +346,7 @@ class AutoCapture:
         """The run that a module belongs to; None for one of its own."""
         living = [run for run in self._runs if run.capture.is_open]
         for run in living:
-            if any(_share(owner, run.parameters()) for owner in owners):
+            if any(optimizers.share(owner, run.parameters()) for owner in owners):
                 return run
         if owners or self._inference:
             return None
@@ -438,14 +425,6 @@ class AutoCapture:
         return look
 
 
-def _wrap_init(original):
-    @functools.wraps(original)
-    def __init__(optimizer, *arguments, **options):
-        original(optimizer, *arguments, **options)
-        _optimizers.add(optimizer)
-    return __init__
-
-
 def _is_of_this_launch(journal: Path) -> bool:
     """Whether another process of the same command writes the journal."""
     try:
@@ -455,6 +434,6 @@ def _is_of_this_launch(journal: Path) -> bool:
         return False
 
 
-def start(path: str, options: dict, model_class: str | None, inference: bool, launch: str) -> None:
+def start(asked: dict) -> None:
     """What the launcher's environment asks for. Raises CaptureError."""
-    AutoCapture(path, {**options, "_launch": launch}, model_class, inference)
+    AutoCapture(asked["path"], {**asked["options"], "_launch": asked["launch"]}, asked["model_class"], asked["inference"])

@@ -227,6 +227,7 @@ VARIANTS = {
     "opd, all probes": dict(capture={"probes": "all"}),
     "opd, all probes, full statistics": dict(capture={"probes": "all", "statistics": "full"}),
     "opd.guard, key probes": dict(guard={"probes": "key"}),
+    "opd.guard, key, product of logits": dict(guard={"probes": "key", "sideband": "logits"}),
     "opd.guard, key, sideband off": dict(guard={"probes": "key", "sideband": "off"}),
     "HF DebugUnderflowOverflow": dict(attach=debug_underflow_overflow),
     "msprobe, statistics": dict(attach=precision_debugger),

@@ -20,6 +20,7 @@ from opd.capture.operators import Calls, NotKnown, Operator, find, is_explained,
 from opd.capture.probes import Selection, clean_name, is_attention
 
 COMPILED = ("skip", "split")
+IS_OURS = "_is_opd"  # attribute of a forward that was put in a module's own place
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -145,6 +146,7 @@ class ModelHooks:
                 self._leave_attention(module, arguments, None)
 
         module.forward = torch.compiler.disable(forward)
+        setattr(module.forward, IS_OURS, True)
         self._forwards.append(weakref.ref(module))
 
     def _is_training(self) -> bool:

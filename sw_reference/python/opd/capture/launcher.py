@@ -1,88 +1,29 @@
-"""`opd capture -- COMMAND`: runs a command with capture switched on in every Python process that it starts.
-
-A folder with a sitecustomize.py stands first on PYTHONPATH; it waits until the process imports torch and then starts an
-AutoCapture, with the options from the environment. So `python train.py`, `python -m package`, `torchrun ...` and shell scripts
-work alike. Interpreters that ignore the environment (python -I, -E, -S) are not captured. The command keeps its standard
-streams, signals and exit status. Its processes tell what became of their captures (opd.capture.events); journals of killed ones
-become traces when the command has ended, and the last lines say what there is, and if nothing, why.
-"""
+"""`opd capture -- COMMAND`: runs a command with a capture in every Python process that it starts (opd.unedited.launch). Journals of
+killed ones become traces when the command has ended, and the last lines say what there is, and if nothing, why."""
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from opd.capture import events
 from opd.capture.errors import BusyError, CaptureError, NoStepError
 from opd.capture.journal import SUFFIX, is_busy
 from opd.capture.recovery import recover
-from opd.texts import printable
 from opd.trace import Trace, TraceError
+from opd.unedited import launch
 
-SITE = Path(__file__).parent / "site"
 NEEDED = ("numpy",)  # beside torch, in the environment of the command; what traces need is needed here only
-BAD_INPUT = 2
 
 
 def run(command: Sequence[str], path: Path, options: dict, model_class: str | None, inference: bool = False) -> int:
     """Runs the command; returns its exit status as a shell gives it (128 + n for signal n), or 2 when it was ended because a
     pattern matches nothing. Raises CaptureError when another capture writes to that path, OSError when it cannot be run."""
-    command = list(command)
-    if command[0].endswith(".py"):
-        command.insert(0, sys.executable)
     journal = Path(f"{path.absolute()}{SUFFIX}")
     if is_busy(journal):
         raise BusyError(journal)
-    _check_interpreter(command)
-    folder = Path(tempfile.mkdtemp(prefix="opd-capture-"))
-    try:
-        asked = {"path": str(path.absolute()), "options": options, "model_class": model_class, "inference": inference,
-                 "folder": str(folder), "launch": uuid.uuid4().hex}
-        status = _run(command, {events.ENVIRONMENT: json.dumps(asked)})
-        heard = events.told(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    for line in _report(heard):
-        print(printable(f"opd capture: {line}"), file=sys.stderr)
-    return BAD_INPUT if any(event["event"] == "refused" for event in heard) else status
-
-
-def _check_interpreter(command: Sequence[str]) -> None:
-    """Says before the run what the interpreter of the command lacks; where that is not a Python, each process says it itself."""
-    program = shutil.which(command[0])
-    if program is None or not Path(program).name.startswith("python"):
-        return
-    script = f"from importlib.util import find_spec; print(*(name for name in {NEEDED} if find_spec(name) is None))"
-    found = subprocess.run([program, "-c", script], capture_output=True, text=True, check=False)
-    missing = found.stdout.split()
-    if found.returncode == 0 and missing:
-        print(f"opd capture: {program} lacks {', '.join(missing)}: the command runs without a capture; to have one: {program} -m pip "
-              f"install {' '.join(missing)}", file=sys.stderr)
-
-
-def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    environment = {**os.environ, **variables}
-    paths = [str(SITE), str(Path(__file__).resolve().parents[2])]  # sitecustomize.py, and the package opd
-    if environment.get("PYTHONPATH"):
-        paths.append(environment["PYTHONPATH"])
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    process = subprocess.Popen(command, env=environment)
-    handlers = {number: signal.signal(number, lambda received, _: process.send_signal(received))
-                for number in (signal.SIGTERM, signal.SIGHUP)}
-    handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both
-    try:
-        status = process.wait()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    return status if status >= 0 else 128 - status
+    asked = {"path": str(path.absolute()), "options": options, "model_class": model_class, "inference": inference}
+    status, heard = launch.run("capture", command, asked, NEEDED)
+    launch.say("capture", _report(heard))
+    return launch.BAD_INPUT if any(event["event"] == "refused" for event in heard) else status
 
 
 def _report(heard: Sequence[Mapping]) -> list[str]:

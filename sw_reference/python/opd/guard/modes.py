@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from opd.capture.attention import _multi_head_attention
+from opd.capture.hooks import IS_OURS
 from opd.guard import activations, attention, norms, products, softmax
 from opd.guard.arithmetic import output_type
 from opd.registers import Mode
@@ -352,7 +353,7 @@ class Modes:
         self.failed = failed
         self.is_passive = False  # the guard has failed: what runs is as it was written
         self._handles: list = []
-        self._replaced: list[nn.Module] = []
+        self._replaced: list[tuple[nn.Module, Callable | None]] = []  # with what of the capture's stood there
         self.plans: dict[str, Plan] = {}
         self.carried: Counter[str] = Counter()  # module -> calls that ran in BF16 to keep a value
 
@@ -382,8 +383,11 @@ class Modes:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for module in self._replaced:
-            vars(module).pop("forward", None)
+        for module, own in reversed(self._replaced):
+            if own is None:
+                vars(module).pop("forward", None)
+            else:
+                module.forward = own
         if self._replaced:
             torch.compiler.reset()
         self._replaced.clear()
@@ -431,7 +435,8 @@ class Modes:
         return finish
 
     def _replace(self, name: str, module: nn.Module, plan: Plan) -> None:
-        if "forward" in vars(module):
+        own = vars(module).get("forward")
+        if own is not None and not getattr(own, IS_OURS, False):
             return  # somebody else replaced it: it is theirs
         original, finish = module.forward, self._finish(name)
 
@@ -442,4 +447,4 @@ class Modes:
 
         torch.compiler.reset()  # what was compiled before knows nothing of it
         module.forward = torch.compiler.disable(forward)
-        self._replaced.append(module)
+        self._replaced.append((module, own))

@@ -153,6 +153,9 @@ class Monitor(Watch):
         self._optimizer.read(self.record)
         return self.take()
 
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        self._optimizer.add_optimizer(optimizer)
+
     def rates(self) -> list:
         return self._optimizer.take_rates()
 

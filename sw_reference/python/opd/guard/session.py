@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from opd.capture.attention import SIDEBANDS
+from opd.capture.attention import BOUNDED_SIDEBANDS
 from opd.capture.errors import CaptureError
 from opd.capture.hooks import COMPILED
 from opd.capture.optimizer import unwrap
@@ -70,7 +70,7 @@ class Guard:
     path        folder where the states are written as well, so that they survive a kill; resume() takes the newest
     clip        norm that the gradients are clipped to
     extra       objects with state_dict and load_state_dict that belong to the run's state, such as a scheduler
-    sideband    logits of fused attention: "logits" (recomputed), "full" (softmax as well) or "off"
+    sideband    logits of fused attention: "bound" (what none of them exceeds), "logits" (recomputed), "full" (softmax as well) or "off"
     compiled    inside code of torch.compile: "skip" leaves it alone, "split" cuts it at every probe
     first_step  number of the first step
     incidents   folder that gets a bundle of a step that is stopped (opd localise), at most `incident_limit` of them, `incident_budget` bytes
@@ -85,7 +85,7 @@ class Guard:
                  probes: str | Iterable[str] = "key,output", modes: bool = True, hints: bool = True, ring: str | int = "256MiB",
                  ring_every: int = RING_EVERY, every: int = 1, config: Mapping[str, float] | DeviceConfig | None = None,
                  log: str | os.PathLike | None = None, path: str | os.PathLike | None = None, clip: float | None = None,
-                 extra: Iterable = (), sideband: str = "logits", compiled: str = "skip", first_step: int = 0, policy=None,
+                 extra: Iterable = (), sideband: str = "bound", compiled: str = "skip", first_step: int = 0, policy=None,
                  incidents: str | os.PathLike | None = None, incident_limit: int = MOST, incident_budget: str | int = BUDGET,
                  loss_of: Callable | None = None, localise: bool = True):
         if not isinstance(model, nn.Module):
@@ -93,7 +93,7 @@ class Guard:
         for name, value, smallest in (("every", every, 1), ("ring_every", ring_every, 1), ("first_step", first_step, 0)):
             if type(value) is not int or value < smallest:
                 raise GuardError(f"{name}: {value!r} is not a whole number from {smallest} on; correct it")
-        for name, value, choices in (("compiled", compiled, COMPILED), ("sideband", sideband, SIDEBANDS)):
+        for name, value, choices in (("compiled", compiled, COMPILED), ("sideband", sideband, BOUNDED_SIDEBANDS)):
             if value not in choices:
                 raise GuardError(f"{name}: {value!r} is unknown; use one of {', '.join(choices)}")
         if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
@@ -648,10 +648,7 @@ class Guard:
         self._counts["dropped"] += 1
         self._log.note("dropped", self._step, batches=len(self._open_batches), why=why)
         self._open_batches = []
-        if self._light is not None:
-            random = type(self._light.random).now()
-            self._subject.put_light(self._light)
-            random.restore()
+        self._put_back()
         self._attempt = self._informed = 0
         if self._drops >= DROPS:
             if self._went_back:
@@ -661,6 +658,13 @@ class Guard:
             self._roll_back(facts.states[:1], f"{DROPS} steps in a row are not finite in any mode")
             return
         self._next_try()
+
+    def _put_back(self) -> None:
+        """What a step has changed besides random numbers, where its batches do not come again."""
+        if self._light is not None:
+            random = type(self._light.random).now()
+            self._subject.put_light(self._light)
+            random.restore()
 
     def _roll_back(self, to: list[int], why: str) -> None:
         """To the state after a step; `to` is empty where there is none that every rank has."""

@@ -1,8 +1,9 @@
-"""Put on PYTHONPATH by `opd capture -- COMMAND` (opd.capture.launcher); run by every Python process at its start.
+"""Put on PYTHONPATH by `opd capture -- COMMAND` and `opd guard -- COMMAND` (opd.unedited.launch); run by every Python process at its start.
 
-Does nothing until the process imports torch, then starts the capture; when that fails, for instance because the environment lacks
+Does nothing until the process imports torch, then starts the capture or guard; when that fails, for instance because the environment lacks
 NumPy, it says so and the process goes on. The sitecustomize.py that would have run without this one runs as well.
 """
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -12,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class AfterTorch:
-    """A finder that finds torch as usual and starts the capture when its import is complete."""
+    """A finder that finds torch as usual and starts what was asked for when its import is complete."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
@@ -25,26 +26,27 @@ class AfterTorch:
 
         def exec_and_start(module):
             exec_module(module)
-            start_capture()
+            start_asked()
 
         spec.loader.exec_module = exec_and_start
         return spec
 
 
-def start_capture():
+def start_asked():
+    name = "capture"
     try:
-        from opd.capture import events
-        from opd.capture.auto import start
+        from opd.unedited import events
         asked = events.settings()
-        start(asked["path"], asked["options"], asked["model_class"], asked["inference"], asked["launch"])
+        name = asked["command"]
+        importlib.import_module("opd.%s.auto" % name).start(asked)
     except Exception as error:  # whatever it is: the run goes on
         why = "%s: %s" % (type(error).__name__, error)
         if isinstance(error, ImportError):
             missing = (getattr(error, "name", None) or "").split(".")[0] or "a package"
             why = "%s cannot be imported by %s; install it there: pip install %s" % (missing, sys.executable, missing)
-        sys.stderr.write("opd capture: no capture, the run goes on: %s\n" % why)
+        sys.stderr.write("opd %s: no %s, the run goes on: %s\n" % (name, name, why))
         try:
-            from opd.capture import events
+            from opd.unedited import events
             events.tell("failed", text=why)
         except Exception:
             pass
@@ -58,5 +60,5 @@ def run_the_other():
 
 
 run_the_other()
-if "OPD_CAPTURE" in os.environ:
+if "OPD_UNEDITED" in os.environ:
     sys.meta_path.insert(0, AfterTorch())

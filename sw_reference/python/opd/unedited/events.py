@@ -1,11 +1,12 @@
-"""What the captures of a command tell the launcher that started it: one file a process, one JSON object a line.
+"""What the processes of a command tell the launcher that started it: one file a process, one JSON object a line.
 
-  begin    a capture writes `journal`, to become `path`
-  end      that capture has ended: `error` (null, or why its trace was not written), `stopped`
+  begin    a capture writes `journal`, to become `path`; a guard guards `model`
+  end      that capture or guard has ended: of a capture `error` (null, or why its trace was not written) and `stopped`, of a guard
+           its `summary`
   saved    `path`: what an earlier, killed run had left there
-  refused  `text`: the command was ended before it trained, because it cannot be captured as asked
-  failed   `text`: the process trains, but is not captured
-  idle     `text`: why nothing of a process that imported torch was captured
+  refused  `text`: the command was ended before it trained, because it cannot be done as asked
+  failed   `text`: the process trains, but without a capture or guard
+  idle     `text`: why nothing of a process that imported torch was captured or guarded
 
 Only the standard library is needed: this must work in the environment of any command.
 """
@@ -13,7 +14,7 @@ import json
 import os
 from pathlib import Path
 
-ENVIRONMENT = "OPD_CAPTURE"  # JSON: what opd.capture.auto.start takes, `folder` of the events, and `launch`
+ENVIRONMENT = "OPD_UNEDITED"  # JSON: `command` of opd, what `start` of its module auto takes, `folder` of the events, and `launch`
 
 
 def settings():

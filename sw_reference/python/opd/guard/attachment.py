@@ -1,0 +1,19 @@
+"""Everything that tells a StepGuard of one known model and its optimizers, until it is closed."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from opd.capture.optimizer import unwrap
+from opd.guard.interception import Interception
+from opd.guard.steps import StepGuard
+
+
+def attach(guard: StepGuard, model: nn.Module, optimizers: Iterable, closures: bool = True) -> None:
+    """optimizers: of torch, or in wrappers of Accelerate or Lightning; closures: whether the closure of a step may run again."""
+    plain = [unwrap(optimizer) for optimizer in optimizers]
+    interception = Interception(lambda optimizer: guard if optimizer is None or any(optimizer is own for own in plain) else None, closures)
+    for optimizer in plain:
+        interception.wrap(optimizer)
+    guard.attach(interception, guard.watch(model))
