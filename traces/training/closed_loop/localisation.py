@@ -32,15 +32,14 @@ def incidents(runs: list[Run], every_seed: bool) -> list[Run]:
 
 
 class FirstBad:
-    """The first module without children whose output is not finite, in a forward pass of its own: what is held against the localisation,
+    """The module that hands out the first tensor that is not finite, in a forward pass of its own: what is held against the localisation,
     and shares no code with it."""
 
     def __init__(self, subject: Subject):
         self._subject = subject
         self._name: str | None = None
         for name, module in subject.model.named_modules():
-            if not any(module.children()):
-                module.register_forward_hook(self._look(name))
+            module.register_forward_hook(self._look(name or "model"))
         self._is_on = False
 
     def _look(self, name: str):

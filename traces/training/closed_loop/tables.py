@@ -128,8 +128,8 @@ def localisation(rows: list[Row]) -> list[list[str]]:
 
 def localisation_words(rows: list[Row]) -> str:
     verdicts = [verdict(row) for row in rows]
-    return (f"{len(rows)} incidents: {verdicts.count('same')} in the module whose output was the first that was not finite, {verdicts.count('inside')} in a function "
-            f"outside of such modules, before it, {verdicts.count('none')} where nothing was non-finite and nothing was found, "
+    return (f"{len(rows)} incidents: {verdicts.count('same')} in the module that handed out the first tensor that was not finite, {verdicts.count('inside')} in a function "
+            f"that the module around it calls, {verdicts.count('none')} where nothing was non-finite and nothing was found, "
             f"{verdicts.count('other')} others. Replays: median {statistics.median(row['replays'] for row in rows):g}, most "
             f"{max(row['replays'] for row in rows)}, over {min(row['operators'] for row in rows)} to {max(row['operators'] for row in rows)} operators; "
             f"CPU seconds: median {statistics.median(row['cpu_seconds'] for row in rows):.2f}, most {max(row['cpu_seconds'] for row in rows):.2f}.")

@@ -6,8 +6,7 @@ import re
 
 
 def verdict(row: dict) -> str:
-    """"same" module as FirstBad saw; "inside": a function that is called outside of the modules without children, in the one that holds it or
-    before it; "none" where neither found anything; else "other"."""
+    """"same" module as FirstBad saw; "inside": a function that the module that holds it, or the step, calls itself; "none" where neither found anything; else "other"."""
     expected, operator = row["expected"], row["operator"] or ""
     if expected is None:
         return "none" if row["kind"] == "none" else "other"
