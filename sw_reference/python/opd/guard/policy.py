@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from opd.device_config import DeviceConfig
-from opd.guard.device import Hints, Outcome
+from opd.device import Hints, Outcome
 from opd.guard.errors import GuardError
 from opd.guard.monitor import Operator as Watched
 from opd.policy.base import Operator, Policy

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from opd.guard.device import Event, Hints
+from opd.device import Event, Hints
 from opd.records import magnitudes
 
 if TYPE_CHECKING:
