@@ -78,20 +78,31 @@ class Injector:
     def begin(self, step: int, batch: Batch) -> Batch:
         """What is done before the forward pass of a step; returns the batch to use. A batch that the fault cannot be put into
         raises ValueError, in the first step already."""
+        batch = self.batch(step, batch)
+        self.model(step)
+        return batch
+
+    def batch(self, step: int, batch: Batch) -> Batch:
+        """What the data of a step become. Raises ValueError as `begin`."""
         fault = self._fault
         if fault is None:
             return batch
         if fault.kind in ("nan-input", "input-drift") and not batch[0].is_floating_point():
             raise ValueError(f"fault.kind: {fault.kind} needs inputs that are numbers, and these are tokens; use another kind")
-        drifts = fault.kind == "input-drift"
-        self._active = step >= fault.step if drifts else fault.step <= step < fault.step + fault.steps
-        if fault.kind == "hidden-query":
+        return self._batch(batch, step) if self._is_hit(step) else batch
+
+    def model(self, step: int) -> None:
+        """What the model does in the forward pass that comes, which is one of a step."""
+        fault = self._fault
+        self._active = fault is not None and self._is_hit(step)
+        if fault is not None and fault.kind == "hidden-query":
             self._attention.hidden_query = 1 if self._active else None
-        if not self._active:
-            return batch
-        if fault.kind == "flip-weight":
+        if self._active and fault.kind == "flip-weight":
             self._flip_weight()
-        return self._batch(batch, step)
+
+    def _is_hit(self, step: int) -> bool:
+        fault = self._fault
+        return step >= fault.step if fault.kind == "input-drift" else fault.step <= step < fault.step + fault.steps
 
     def _batch(self, batch: Batch, step: int) -> Batch:
         fault, (inputs, *rest) = self._fault, batch

@@ -478,7 +478,7 @@ def test_hints_act_on_the_next_step_and_are_taken_back():
     model = nn.Linear(8, 1)
     optimizer, scaler = Sgd(model.parameters(), 0.5), torch.amp.GradScaler("cpu", init_scale=1024.0)
     script = {1: Hints(-8, -1, 0.1), 2: Hints(-8, -1, 1.0)}
-    with opd.guard(model, optimizer, scaler=scaler, clip=0.01, device=lambda count: Scripted(count, script)) as g:
+    with opd.guard(model, optimizer, scaler=scaler, clip=0.01, hints=True, device=lambda count: Scripted(count, script)) as g:
         for x, y in data(5):
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.float16):

@@ -124,6 +124,7 @@ class Float8Cast(nn.Module):
     saturates, the largest finite number: Inf too, as satfinite conversions do; NaN stays NaN.
 
     clipped: whether the last forward pass stored a largest finite number, which is what `saturated` of a trace counts.
+    A guard may have the cast made to BF16 (opd.guard.modes): nothing clips then, and nothing overflows.
     """
 
     def __init__(self, store: str):
@@ -133,14 +134,18 @@ class Float8Cast(nn.Module):
         self.clipped = False
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.detach()
+        stored = x.to(self.dtype)
+        self.clipped = False
+        if stored.dtype is not self.dtype:
+            return stored
         if self.saturates:
             largest = torch.finfo(self.dtype).max
-            stored = x.detach().clamp(-largest, largest).to(self.dtype)
+            stored = x.clamp(-largest, largest).to(self.dtype)
             self.clipped = bool((stored.to(x.dtype).abs() == largest).any())
-            return stored
-        if self.dtype is torch.float8_e4m3fn:  # PyTorch's conversion saturates
-            x = torch.where(x.abs() > E4M3_OVERFLOW, math.nan, x)
-        return x.detach().to(self.dtype)
+        elif self.dtype is torch.float8_e4m3fn:  # PyTorch's conversion saturates
+            stored = torch.where(x.abs() > E4M3_OVERFLOW, math.nan, x).to(self.dtype)
+        return stored
 
 
 class Float8(nn.Module):

@@ -51,8 +51,8 @@ def check_heads(settings) -> None:
 
 
 def half_of(precision: str) -> torch.dtype:
-    """Type of what is stored in half precision. Raises ValueError."""
-    types = {"FP16": torch.float16, "BF16": torch.bfloat16}
+    """Type of what is stored in half precision, FP32 for a run that has none. Raises ValueError."""
+    types = {"FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32}
     if precision not in types:
         raise ValueError(f"precision: {precision!r} is unknown; use FP16 or BF16")
     return types[precision]

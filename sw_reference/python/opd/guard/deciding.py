@@ -11,6 +11,7 @@ import numpy as np
 from opd.device import Outcome
 from opd.guard.decisions import DecisionLog
 from opd.guard.device import places_for
+from opd.guard.holding import Holding, is_too_narrow
 from opd.guard.modes import Modes, Plan
 from opd.guard.monitor import Monitor, Operator, Seen
 from opd.registers import Cause, Mode
@@ -23,15 +24,17 @@ class Decider:
 
     make_device  function (number of operators) -> device; called when the first operators are known
     follows      whether the modules follow the modes of their operators
-    counts       gets executions, outside_fast, mode_changes, carried
+    holds        whether operators are kept in STABLE while their own format is too narrow (a policy decides that itself)
+    counts       gets executions, outside_fast, beyond, mode_changes, carried
     """
 
     def __init__(self, make_device: Callable[[int], object], monitor: Monitor, modes: Modes, decisions: DecisionLog, counts: Counter[str],
-                 follows: bool):
+                 follows: bool, holds: bool = True):
         self._make_device, self._monitor, self._modes = make_device, monitor, modes
-        self._log, self._counts, self.follows = decisions, counts, follows
+        self._log, self._counts, self.follows, self._holds = decisions, counts, follows, follows and holds
         self.device = None
         self.in_force: np.ndarray = np.zeros(0, np.uint8)  # mode of every operator
+        self._holding = Holding()
         self._over: set[str] = set()                       # operators that the device has no place for
 
     def open(self) -> None:
@@ -75,6 +78,7 @@ class Decider:
                                    seen.nonfinite[places], np.zeros(len(places), np.uint32), scale)
         self._counts["executions"] += len(places)
         self._counts["outside_fast"] += int(np.count_nonzero(self.in_force[op]))
+        self._counts["beyond"] += sum(is_too_narrow(seen.operators[i], float(seen.max_abs[i]), 1.0) for i in places)
         names = self._monitor.operators
         reported = self.in_force.copy()
         for event in outcome.events:
@@ -84,8 +88,16 @@ class Decider:
         self.in_force = np.array(outcome.modes, np.uint8)
         for number in np.flatnonzero(self.in_force[:len(names)] != reported[:len(names)]):  # no event: a command
             self._note_mode(step, names[number], Mode(int(reported[number])), Mode(int(self.in_force[number])), "POLICY", 0)
+        self._hold(step, seen, places)
         self.apply(step)
         return outcome
+
+    def _hold(self, step: int, seen: Seen, places: Sequence[int]) -> None:
+        if not self._holds:
+            return
+        taken, released = self._holding.update(self.device, ((seen.operators[i], float(seen.max_abs[i])) for i in places), self.in_force)
+        if taken or released:
+            self._log.note("held", step, operators=taken, released=released)
 
     def put(self, step: int, operators: Iterable[Operator], mode: Mode) -> None:
         """Operators into a mode that the device did not ask for."""

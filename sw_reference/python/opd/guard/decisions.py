@@ -15,6 +15,7 @@ EVENTS = {
     "retry": ("batches", "safe"),
     "roll_back": ("to", "batches", "why"),
     "dropped": ("batches", "why"),
+    "held": ("operators", "released"),
     "ordinary": ("operators",),
     "carried": ("module", "calls"),
     "bundle": ("path", "missing"),

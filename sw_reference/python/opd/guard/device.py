@@ -8,6 +8,15 @@ from opd.device_config import DeviceConfig
 from opd.guard.errors import GuardError
 
 
+# Fields that the guard of a training run sets otherwise than reset: what goes back to FAST too early costs one step that is tried again, not the run.
+DEFAULTS = {"quiet_steps": 16}
+
+
+def with_defaults(config: Mapping[str, float] | DeviceConfig | None) -> Mapping[str, float] | DeviceConfig:
+    """A DeviceConfig is whole and stays as it is."""
+    return config if isinstance(config, DeviceConfig) else {**DEFAULTS, **(config or {})}
+
+
 class Maker:
     """Makes a device of the kind when the number of operators is known. largest: operators that it can have."""
 

@@ -3,7 +3,7 @@
 While a module that is not in FAST runs, a torch function mode sees every function it calls:
 
   STABLE  arithmetic runs in BF16: operands in FP16 are cast to BF16, autocast casts to BF16, a cast to FP16 becomes one to BF16;
-          PyTorch's BF16 kernels accumulate in FP32. FP32 stays FP32
+          so does a cast to an 8-bit format; PyTorch's BF16 kernels accumulate in FP32. FP32 stays FP32
   SAFE    functions that the vector unit has are computed as it computes them (HANDLERS), other arithmetic in binary64; what a module
           hands out is BF16, FP32 where its own format is FP32
   FAST    while any other module is not in FAST: as written, but a value beyond FP16 is carried on. Where autocast, or a cast of the
@@ -20,6 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +30,13 @@ from torch.utils import _pytree as pytree
 
 from opd.capture.attention import _multi_head_attention
 from opd.capture.hooks import IS_OURS
-from opd.guard import activations, attention, norms, products, softmax
+from opd.guard import activations, attention, joins, norms, products, softmax
 from opd.guard.arithmetic import output_type
 from opd.registers import Mode
 
 LARGEST_FP16 = 65504.0
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 # Names of functions and methods that compute; all others (views, copies, properties) are left alone.
 ARITHMETIC = frozenset("""
@@ -65,6 +67,7 @@ class Plan:
         return self == Plan()
 
 
+@cache
 def _name_of(func: Callable) -> str | None:
     """Name of what computes, without underscores; None for what changes its operand in place, and for properties."""
     name = getattr(func, "__name__", "")
@@ -221,7 +224,7 @@ def _in_bf16(func: Callable, args: tuple, kwargs: dict):
         return func(*args, **kwargs)
     args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.bfloat16() if x.dtype == torch.float16 else x, (args, kwargs))
     if _autocast(first.device.type) == torch.float16:
-        with torch.autocast(first.device.type, torch.bfloat16):
+        with torch.autocast(first.device.type, torch.bfloat16, cache_enabled=False):  # the cache may hold the weight in FP16
             return func(*args, **kwargs)
     return func(*args, **kwargs)
 
@@ -256,7 +259,7 @@ class Lanes(TorchFunctionMode):
         if name in _JOINS:
             args, kwargs = self._unified(args, kwargs)
         if name not in ARITHMETIC:
-            return func(*args, **kwargs)
+            return self._call(func, args, kwargs)
         level = self._level(name)
         try:
             if level == Mode.SAFE:
@@ -268,10 +271,15 @@ class Lanes(TorchFunctionMode):
             self._owner.failed(error)
             in_bf16 = False
         if in_bf16:
-            return _in_bf16(func, args, kwargs)
+            return self._call(lambda *operands, **options: _in_bf16(func, operands, options), args, kwargs)
         if level == Mode.FAST:
             args, kwargs = self._unified(args, kwargs)
-        return func(*args, **kwargs)
+        return self._call(func, args, kwargs)
+
+    def _call(self, func, args, kwargs):
+        """As it was written, or with operands of one type where it takes no others."""
+        fits = (lambda x: not _exceeds(x)) if self._plan.whole == Mode.FAST else None
+        return joins.call(func, args, kwargs, lambda: _tensors((args, kwargs)), fits)
 
     def _carried(self) -> None:
         """A call runs in BF16 to keep a value."""
@@ -296,8 +304,10 @@ class Lanes(TorchFunctionMode):
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             target = _target(args, kwargs, name)
             whole = self._plan.whole
-            if whole == Mode.SAFE and tensor.dtype == torch.float64 and target in _NARROW:
+            if whole == Mode.SAFE and tensor.dtype == torch.float64 and target in (*_NARROW, *_EIGHT_BITS):
                 return tensor  # cast once, at the end of the module
+            if whole != Mode.FAST and target in _EIGHT_BITS:
+                return tensor.to(torch.bfloat16)
             if target == torch.float16 and tensor.dtype in (torch.bfloat16, torch.float32):
                 carries = whole == Mode.FAST and _exceeds(tensor)
                 if carries:

@@ -118,6 +118,11 @@ class Monitor(Watch):
     def _failed(self, error: Exception) -> None:
         self._failed_(error)
 
+    def observe(self, *arguments, **options) -> Observation | None:
+        """Beside the function modes of a module that is not in FAST, which have no business with what is read here."""
+        with torch._C.DisableTorchFunction():
+            return super().observe(*arguments, **options)
+
     def remove(self) -> None:
         self.listening = False
         self._hooks.remove()

@@ -23,7 +23,7 @@ from opd.device import Hints, Outcome
 from opd.device_config import DeviceConfig
 from opd.guard.deciding import Decider
 from opd.guard.decisions import DecisionLog
-from opd.guard.device import factory
+from opd.guard.device import factory, with_defaults
 from opd.guard.errors import GuardError
 from opd.guard.findings import Facts, Findings
 from opd.guard.incidents import BUDGET, MOST, Incidents
@@ -64,7 +64,7 @@ class Guard:
     ring        budget of the states to go back to, in bytes or as "256MiB"; 0: none
     ring_every  steps between two of them
     every       looks at every n-th step only, and at every step that is tried again; losses and gradients are always looked at
-    config      fields of the device's configuration that are not at their reset value, or a DeviceConfig
+    config      fields of the device's configuration that are not at a guard's default (guard.device.DEFAULTS), or a DeviceConfig
     policy      firmware that commands the device between two steps: an object or a class of opd.policy.Policy, or FILE[:CLASS]
     log         file that gets the decisions, one JSON object a line
     path        folder where the states are written as well, so that they survive a kill; resume() takes the newest
@@ -82,7 +82,7 @@ class Guard:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], *, scaler=None, device: str | Callable = "cpu",
-                 probes: str | Iterable[str] = "key,output", modes: bool = True, hints: bool = True, ring: str | int = "256MiB",
+                 probes: str | Iterable[str] = "key,output", modes: bool = True, hints: bool = False, ring: str | int = "256MiB",
                  ring_every: int = RING_EVERY, every: int = 1, config: Mapping[str, float] | DeviceConfig | None = None,
                  log: str | os.PathLike | None = None, path: str | os.PathLike | None = None, clip: float | None = None,
                  extra: Iterable = (), sideband: str = "bound", compiled: str = "skip", first_step: int = 0, policy=None,
@@ -108,7 +108,7 @@ class Guard:
         except CaptureError as error:
             raise GuardError(str(error)) from None
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        make_device = factory(device, config)
+        make_device = factory(device, with_defaults(config) if policy is None else config)
         commander = None if policy is None else Commander(policy, config)
         self._ranks = ranks_of(model)
         model = inner(model)
@@ -125,7 +125,7 @@ class Guard:
         self._counts: Counter[str] = Counter()
         if commander is not None:
             make_device = commander.over(make_device, self._monitor.operators)
-        self._decider = Decider(self._ranks.device(make_device), self._monitor, self._modes, self._log, self._counts, modes)
+        self._decider = Decider(self._ranks.device(make_device), self._monitor, self._modes, self._log, self._counts, modes, policy is None)
         self._step = first_step
         self._attempt = 0                       # of the open step
         self._informed = 0                      # those in which it was looked at
@@ -284,6 +284,10 @@ class Guard:
         """Operators that are not in FAST, and their modes."""
         return self._decider.outside_fast()
 
+    def operators(self) -> list[Operator]:
+        """What it watches, in the order in which each was seen first."""
+        return list(self._monitor.operators)
+
     def summary(self) -> dict:
         """Counts of the run so far."""
         executions = self._counts["executions"]
@@ -292,6 +296,7 @@ class Guard:
                 "steps_rolled_back": self._counts["steps_rolled_back"], "dropped": self._counts["dropped"],
                 "mode_changes": self._counts["mode_changes"], "operators": len(self._monitor.operators),
                 "outside_fast": self._counts["outside_fast"] / executions if executions else 0.0,
+                "beyond_format": self._counts["beyond"] / executions if executions else 0.0,
                 "carried": sum(self._modes.carried.values()) + self._counts["carried"], "ring_states": self._ring.steps,
                 "ring_bytes": self._ring.bytes, "ranks": self._ranks.size, **self._ranks.counts, "detached": self._why}
 
