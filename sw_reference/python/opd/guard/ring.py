@@ -232,6 +232,10 @@ class Ring:
             except OSError as error:
                 raise GuardError(f"path: {folder} cannot be made ({error.strerror}); give a folder that can be written to") from None
 
+    @property
+    def newest(self) -> State | None:
+        return self._states[-1] if self._states else None
+
     def at(self, step: int) -> State | None:
         """The state after a step."""
         return next((state for state in self._states if state.step == step), None)
