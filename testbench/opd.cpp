@@ -480,7 +480,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kPythonCo
     {"guard", "Guard a training script: stop bad steps, change operators' modes"},
     {"import", "Make traces of other tools' telemetry"},
     {"localise", "Name the first bad operator of an incident, and why"},
-    {"triage", "Tell the incidents of a trace in words: what, since when, how fast, why, what to do"},
+    {"triage",
+     "Tell the incidents of a trace in words: what, since when, how fast, why, what to do"},
 }};
 
 /// Becomes the Python command, with its arguments; returns only if that cannot be started.
