@@ -1,6 +1,6 @@
 """opd.guard where the loop is not the user's: unedited scripts, the Trainers of Hugging Face and Lightning, Accelerate.
 
-Testplan: GRD-03.
+Testplan: GRD-05.
 """
 from __future__ import annotations
 

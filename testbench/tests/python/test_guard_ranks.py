@@ -1,7 +1,7 @@
 """opd.guard on runs of four processes under DistributedDataParallel (gloo, on the CPU): what it changes of a healthy one (nothing), that
 modes are the same on all ranks in every step, and what becomes of a rank that fails, leaves or dies.
 
-Testplan: GRD-03.
+Testplan: GRD-04.
 """
 from __future__ import annotations
 
