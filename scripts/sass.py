@@ -4,17 +4,16 @@ NVIDIA's published figures for how fast it can be at most.
 The loop is found in nvdisasm's listing: of a kernel's backward branches the one whose body has most loads of elements. Counted is the shortest
 way round it, which is the one of elements that are finite and below the limit.
 """
-import hashlib
 import os
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 from dataclasses import dataclass, field
 from importlib import metadata
-from io import BytesIO
 from pathlib import Path
+
+import measurement
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "scripts" / "sass_kernels.cu"
@@ -230,8 +229,7 @@ def kernels_of(sources: Path) -> dict[str, dict]:
 def kernels_before() -> dict[str, dict]:
     archive = run(["git", "-C", ROOT, "archive", BEFORE, "sw_reference"])
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
+        run(["tar", "-x", "-C", folder], input=archive)
         return kernels_of(Path(folder))
 
 
@@ -248,16 +246,17 @@ def of_bandwidth(counts: dict, device: Device) -> float:
     return min(1.0, rate(counts, device) / device.bandwidth)
 
 
-SOURCES = ("scripts/sass.py", "scripts/sass_kernels.cu", "sw_reference/include/opd/reference/segmented.hpp", "sw_reference/include/opd/reference/slice.hpp",
+SOURCES = ("scripts/sass_kernels.cu", "sw_reference/include/opd/reference/segmented.hpp", "sw_reference/include/opd/reference/slice.hpp",
            "sw_reference/include/opd/reference/element.hpp", "sw_reference/include/opd/reference/tap.hpp", "sw_reference/python/opd/capture/kernel.py")
 
 
-def source_hash() -> str:
+def source_digest() -> str:
     """Of all that the counts depend on, apart from the compilers."""
-    return hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in SOURCES)).hexdigest()
+    return measurement.digest(ROOT / name for name in SOURCES)
 
 
 def measured() -> dict:
+    """What docs/measurements/sass.json holds. Raises Failed."""
     versions = {name: re.search(r"V([0-9.]+)", run([tool(name), "--version"]).decode())[1] for name in ("nvcc", "ptxas", "nvdisasm")}
     versions["triton"] = metadata.version("triton")
-    return {"sources": source_hash(), "tools": versions, "before": {"commit": BEFORE, **kernels_before()}, "after": kernels_of(ROOT)}
+    return {"sources": source_digest(), "tools": versions, "before": {"commit": BEFORE, **kernels_before()}, "after": kernels_of(ROOT)}
