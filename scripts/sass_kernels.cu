@@ -3,17 +3,20 @@
 #include "opd/reference/segmented.hpp"
 
 template <opd::Format kFormat>
-__device__ void summarise(const opd::ref::Segment* segments, opd::TapSummary* partials, const opd::ref::Chunk* chunks) {
+__device__ void summarise(const opd::ref::Segment* segments, opd::TapSummary* partials,
+                          const opd::ref::Chunk* chunks) {
   const opd::ref::Chunk chunk = chunks[blockIdx.x];
-  const std::byte* elements = segments[chunk.segment].elements + chunk.first * opd::ref::layout_of(kFormat).bytes();
+  const std::byte* elements =
+      segments[chunk.segment].elements + chunk.first * opd::ref::layout_of(kFormat).bytes();
   partials[blockIdx.x * blockDim.x + threadIdx.x] =
       opd::ref::summarise_slice<kFormat>(elements, chunk.count, chunk.first, threadIdx.x, 256);
 }
 
-#define OPD_KERNEL(name, format)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(256) name(const opd::ref::Segment* segments, opd::TapSummary* partials, \
-                                                         const opd::ref::Chunk* chunks) {                              \
-    summarise<opd::Format::format>(segments, partials, chunks);                                                        \
+#define OPD_KERNEL(name, format)                                         \
+  extern "C" __global__ void __launch_bounds__(256)                      \
+      name(const opd::ref::Segment* segments, opd::TapSummary* partials, \
+           const opd::ref::Chunk* chunks) {                              \
+    summarise<opd::Format::format>(segments, partials, chunks);          \
   }
 OPD_KERNEL(FP16, kFp16)
 OPD_KERNEL(BF16, kBf16)
