@@ -33,15 +33,17 @@ OTHER = {"BRA", "BSSY", "BSYNC", "NOP", "WARPSYNC", "EXIT", "LDG", "LD", "LDC", 
 
 @dataclass(frozen=True)
 class Device:
-    """source: the white papers above and NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM"""
     name: str
     target: int
     multiprocessors: int
     clock: float      # Hz: the boost clock that the published peak rates are of
     bandwidth: float  # bytes per second, of the memory
+    source: str
 
 
-DEVICES = (Device("A100", 80, 108, 1.41e9, 2.039e12), Device("H100", 90, 132, 1.98e9, 3.35e12), Device("H200", 90, 132, 1.98e9, 4.8e12))
+DEVICES = (Device("A100", 80, 108, 1.41e9, 2.039e12, "NVIDIA A100 Tensor Core GPU Architecture (white paper); data sheet of A100 80GB SXM"),
+           Device("H100", 90, 132, 1.98e9, 3.35e12, "NVIDIA H100 Tensor Core GPU Architecture (white paper); data sheet of H100 SXM"),
+           Device("H200", 90, 132, 1.98e9, 4.8e12, "as H100; data sheet of H200 SXM"))
 
 
 class Failed(Exception):

@@ -60,14 +60,14 @@ def test_what_is_no_loop_with_loads_is_refused():
 
 
 def test_the_slowest_class_sets_the_rate():
-    device = SASS.Device("D", 90, 10, 1e9, 1e13)
+    device = SASS.Device("D", 90, 10, 1e9, 1e13, "")
     counts = {"per_16_bytes": {"issue": 40, "integer": 32, "float": 2, "special": 1}}
     # 32 warp instructions of 32 lanes on 64 lanes: 16 clocks for 512 bytes.
     assert SASS.rate(counts, device) == pytest.approx(512 / 16 * 10 * 1e9)
     assert SASS.of_bandwidth(counts, device) == pytest.approx(0.032)
     counts["per_16_bytes"]["special"] = 16
     assert SASS.rate(counts, device) == pytest.approx(512 / 32 * 10 * 1e9)
-    assert SASS.of_bandwidth(counts, SASS.Device("D", 90, 10, 1e9, 1e9)) == 1
+    assert SASS.of_bandwidth(counts, SASS.Device("D", 90, 10, 1e9, 1e9, "")) == 1
 
 
 def test_the_committed_counts_are_of_these_sources():
