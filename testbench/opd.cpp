@@ -526,7 +526,8 @@ int run(int argc, char** argv) {
       replay_command
           ->add_option("--paths", options.paths,
                        "Paths to run, at least two that can be compared: rtl, systemc, "
-                       "systemc-lt, cpu, cuda (default: all that can run here)")
+                       "systemc-lt, cpu, cuda (default: all of these that can run here), "
+                       "cuda-emulated (slow: the CUDA kernels on the CPU)")
           ->delimiter(',')
           ->allow_extra_args(false);
   replay_command->add_option("--out", options.out,

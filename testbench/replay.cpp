@@ -11,6 +11,7 @@
 #include "opd/trace/whole_file.hpp"
 #include "operators.hpp"
 #include "paths/cpu_path.hpp"
+#include "paths/cuda_emulated_path.hpp"
 #include "paths/cuda_path.hpp"
 #include "paths/rtl_factory.hpp"
 #include "paths/simulation.hpp"
@@ -366,6 +367,23 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
       result.skipped["cuda"] = reason;
     }
   }
+  if (selected(options, kCudaEmulated)) {
+    std::string reason;
+    if (operators.computes()) {
+      result.skipped[kCudaEmulated] = kCudaDoesNotCompute;
+    } else if (policy != nullptr) {
+      result.skipped[kCudaEmulated] = kCudaTakesNoCommands;
+    } else if (cuda_emulated_available(&reason)) {
+      const auto on_batch = [&](std::size_t done, std::size_t count) {
+        progress(fmt::format("{} {}: {}, step {} of {}", heading, result.name, kCudaEmulated,
+                             done + 1, count));
+      };
+      result.paths.push_back(run_cuda_emulated(operators, options.device,
+                                               config_of(options, kCudaEmulated), order, on_batch));
+    } else {
+      result.skipped[kCudaEmulated] = reason;
+    }
+  }
   if (result.paths.size() == 1) result.beats_compared = 0;
   compare_paths(result);
   compare_computing(operators, result);
@@ -457,22 +475,27 @@ Config falsified(Config config) {
 
 std::vector<TraceResult> replay(const ReplayOptions& options,
                                 const std::function<void(const std::string&)>& progress) {
-  if (options.paths_by_name && selected(options, "cuda") && options.compute) {
-    throw std::runtime_error(
-        fmt::format("--paths cuda: {}; leave it out, or drop --compute", kCudaDoesNotCompute));
-  }
-  if (options.paths_by_name && selected(options, "cuda") && options.policy) {
-    throw std::runtime_error(
-        fmt::format("--paths cuda: {}; leave it out, or drop --policy", kCudaTakesNoCommands));
-  }
-  if (std::string reason;
-      options.paths_by_name && selected(options, "cuda") && !cuda_available(&reason)) {
-    throw std::runtime_error(
-        fmt::format("--paths cuda: cannot run here ({}); leave it out", reason));
+  for (const auto& [path, available] :
+       {std::pair{"cuda", &cuda_available}, std::pair{kCudaEmulated, &cuda_emulated_available}}) {
+    if (!options.paths_by_name || !selected(options, path)) continue;
+    if (options.compute) {
+      throw std::runtime_error(fmt::format("--paths {}: {}; leave it out, or drop --compute", path,
+                                           kCudaDoesNotCompute));
+    }
+    if (options.policy) {
+      throw std::runtime_error(fmt::format("--paths {}: {}; leave it out, or drop --policy", path,
+                                           kCudaTakesNoCommands));
+    }
+    if (std::string reason; !available(&reason)) {
+      throw std::runtime_error(
+          fmt::format("--paths {}: cannot run here ({}); leave it out", path, reason));
+    }
   }
   const std::vector<std::unique_ptr<Loaded>> traces = load_all(options);
   std::unique_ptr<Simulation> simulation;
-  const auto needs_simulation = [](const std::string& p) { return p != "cpu" && p != "cuda"; };
+  const auto needs_simulation = [](const std::string& p) {
+    return p != "cpu" && p != "cuda" && p != kCudaEmulated;
+  };
   if (std::any_of(options.paths.begin(), options.paths.end(), needs_simulation)) {
     simulation = std::make_unique<Simulation>(
         SimulationOptions{.device = options.device,

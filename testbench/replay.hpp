@@ -19,14 +19,18 @@
 namespace opd::tb {
 
 /// All paths, in the order in which they are reported.
-inline const std::vector<std::string> kPathNames = {"rtl", "systemc", "systemc-lt", "cpu", "cuda"};
+inline const std::vector<std::string> kPathNames = {"rtl", "systemc", "systemc-lt",
+                                                    "cpu", "cuda",    "cuda-emulated"};
+/// Those that run where the user names none.
+inline const std::vector<std::string> kDefaultPaths = {"rtl", "systemc", "systemc-lt", "cpu",
+                                                       "cuda"};
 
 /// Of a planted fault in what a path computes.
 inline constexpr std::string_view kComputeFault = "compute-";
 
 struct ReplayOptions {
   std::vector<std::filesystem::path> traces;
-  std::vector<std::string> paths = kPathNames;
+  std::vector<std::string> paths = kDefaultPaths;
   bool paths_by_name = false;  ///< the user asked for these: one that does not run is an error
   std::filesystem::path out;   ///< folder for results; empty = none are written
   DeviceParameters device;
@@ -80,7 +84,7 @@ struct TraceResult {
   std::string waveform;  ///< file name of the dump around the divergence, if there is one
   /// Whether anything of it was held against anything.
   [[nodiscard]] bool compared() const { return cycles_compared + records_compared > 0; }
-  /// The first path whose host reports events and hints; null when only cuda ran.
+  /// The first path whose host reports events and hints; null when only cuda or cuda-emulated ran.
   [[nodiscard]] const PathResult* host_path() const;
   [[nodiscard]] const PathResult* path(const std::string& name) const;
   /// The first path with executions of its own; null when none was computed.

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "compute_summary.hpp"
+#include "paths/cuda_emulated_path.hpp"
 
 namespace opd::tb {
 namespace {
@@ -110,6 +111,10 @@ ordered_json path_json(const ReplayOptions& options, const TraceResult& result,
   } else if (path.path == "systemc-lt") {
     json["reaction"] = {{"basis", "annotated"}};
     json["extra_element_bytes"] = 0;
+  } else if (path.path == kCudaEmulated) {
+    json["reaction"] = {{"basis", "emulated"}};
+    json["extra_element_bytes"] = path.bytes_read;
+    json["extra_operations"] = result.raw_elements * TapModel::kOperationsPerElement;
   } else {
     json["reaction"] = {
         {"basis", "measured"},
@@ -524,6 +529,11 @@ std::string summary_table(const std::vector<TraceResult>& results) {
             ns ? fmt::format("{:.0f} ns (p99 {:.0f})", ns->median, ns->p99) : "-", "-",
             p.bytes_read, p.seconds * 1e6 / static_cast<double>(std::max<std::size_t>(1, r.steps)));
       }
+    }
+    if (const PathResult* p = r.path(kCudaEmulated); p != nullptr) {
+      text += fmt::format("  {:<16} {:<14} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, p->path,
+                          "emulated", fmt::format("none: {:.1f} s on the CPU", p->seconds), "-",
+                          p->bytes_read, "-");
     }
     if (r.path("cuda") == nullptr && r.raw_operators > 0) {
       text += fmt::format("  {:<16} {:<14} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name,

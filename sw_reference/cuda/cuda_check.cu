@@ -131,14 +131,16 @@ void thrust_batch(std::uint32_t first_seq, const std::vector<Completion>& comple
   const thrust::device_vector<std::uint32_t> op_begin(plan.op_begin.begin(), plan.op_begin.end());
   thrust::device_vector<opd::TapSummary> summaries(plan.segments.size());
   thrust::device_vector<opd::OpRecord> records(plan.segments.size());
+  const thrust::device_vector<opd::ref::DetectorSetup> device_setup(1, setup);
   opd::ref::summarise_segments(thrust::cuda::par, chunks.data().get(), chunks.size(),
                                segments.data().get(), parameters.counter_width,
                                summaries.data().get());
-  opd::ref::advance_ops(thrust::cuda::par,
-                        opd::ref::AdvanceOp{segments.data().get(), summaries.data().get(),
-                                            op_begin.data().get(), states.data().get(),
-                                            records.data().get(), setup, parameters.counter_width},
-                        plan.op_begin.size() - 1);
+  opd::ref::advance_ops(
+      thrust::cuda::par,
+      opd::ref::AdvanceOp{segments.data().get(), summaries.data().get(), op_begin.data().get(),
+                          states.data().get(), records.data().get(), device_setup.data().get(),
+                          parameters.counter_width},
+      plan.op_begin.size() - 1);
   results.assign(completions.size(), {});
   std::vector<opd::TapSummary> host_summaries(summaries.size());
   std::vector<opd::OpRecord> host_records(records.size());

@@ -4,14 +4,12 @@
 //   sync   : every call waits for its result
 #include <cuda_runtime.h>
 
-#include <memory>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "../compute/plan.hpp"
 #include "opd/reference/compute/operators.hpp"
 #include "opd/reference/cuda_compute.hpp"
+#include "resources.hpp"
 
 namespace opd::cuda {
 namespace {
@@ -20,24 +18,12 @@ using ref::lanes::Writes;
 
 constexpr unsigned kBlockThreads = 128;
 
-void check(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) {
-    throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
-  }
-}
-
-struct FreeDevice {
-  void operator()(void* pointer) const { static_cast<void>(cudaFree(pointer)); }
-};
-
 /// Zeroed device memory; of no elements, null.
 template <class T>
-std::unique_ptr<T[], FreeDevice> device_array(std::size_t count) {
+DeviceArray<T> zeroed_array(std::size_t count) {
   if (count == 0) return nullptr;
-  void* pointer = nullptr;
-  check(cudaMalloc(&pointer, count * sizeof(T)), "cudaMalloc");
-  std::unique_ptr<T[], FreeDevice> array(static_cast<T*>(pointer));
-  check(cudaMemset(pointer, 0, count * sizeof(T)), "cudaMemset");
+  DeviceArray<T> array = device_array<T>(count);
+  check(cudaMemset(array.get(), 0, count * sizeof(T)), "cudaMemset");
   return array;
 }
 
@@ -201,12 +187,12 @@ Execution compute(const Computation& c, Mode mode, const UnitSettings& settings)
   launch.saturating = plan.status.saturating;
   launch.format = plan.status.format;
 
-  std::vector<std::unique_ptr<std::byte[], FreeDevice>> elements;
-  std::vector<std::unique_ptr<float[], FreeDevice>> values;
+  std::vector<DeviceArray<std::byte>> elements;
+  std::vector<DeviceArray<float>> values;
   for (std::size_t i = 0; i < kMaxOperands; ++i) {
     if (!c.has(i)) continue;
     const Operand& operand = c.operands[i];
-    const auto& bytes = elements.emplace_back(device_array<std::byte>(operand.elements.size()));
+    const auto& bytes = elements.emplace_back(zeroed_array<std::byte>(operand.elements.size()));
     check(cudaMemcpy(bytes.get(), operand.elements.data(), operand.elements.size(),
                      cudaMemcpyHostToDevice),
           "cudaMemcpy(operand)");
@@ -215,14 +201,14 @@ Execution compute(const Computation& c, Mode mode, const UnitSettings& settings)
               operand.format, operand.rows, plan.shift[i]};
     if (i == 1 && masked) continue;
     target.values =
-        values.emplace_back(device_array<float>(target.count + ref::lanes::kRowPadding)).get();
+        values.emplace_back(zeroed_array<float>(target.count + ref::lanes::kRowPadding)).get();
     decode_operand<<<blocks_of(target.count), kBlockThreads>>>(target);
     check(cudaGetLastError(), "decode_operand");
   }
-  const auto output = device_array<std::byte>(launch.outputs * element);
-  const auto writes = device_array<Writes>(launch.threads);
+  const auto output = zeroed_array<std::byte>(launch.outputs * element);
+  const auto writes = zeroed_array<Writes>(launch.threads);
   const auto results =
-      device_array<float>(by_row ? c.rows * (std::size_t{c.columns} + ref::lanes::kRowPadding) : 0);
+      zeroed_array<float>(by_row ? c.rows * (std::size_t{c.columns} + ref::lanes::kRowPadding) : 0);
   launch.output = output.get();
   launch.writes = writes.get();
   launch.results = results.get();

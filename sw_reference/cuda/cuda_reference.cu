@@ -4,7 +4,10 @@
 //
 //   order  : one stream; a batch starts when the one before it has ended, so its detectors see the
 //            new state
-//   sync   : none in submit; tables and results travel through pinned memory
+//   sync   : none in submit; one copy takes elements and tables in, one takes results out, both
+//            through pinned memory
+//   graphs : what `enqueue` puts on a stream depends on the shape of the batch alone; whatever else
+//            changes from batch to batch, the learning rate's step too, lies in its table
 #include <cuda_runtime.h>
 #include <thrust/system/cuda/execution_policy.h>
 
@@ -18,82 +21,17 @@
 #include <type_traits>
 #include <utility>
 
+#include "batch_table.hpp"
 #include "opd/reference/cpu.hpp"
 #include "opd/reference/cuda.hpp"
 #include "opd/reference/segmented.hpp"
+#include "resources.hpp"
 
 namespace opd::cuda {
 namespace {
 
 constexpr unsigned kBlockThreads = 256;
 constexpr unsigned kWarps = kBlockThreads / 32;
-// 256 KiB per block are 64 loads of 16 bytes per thread: the reduction at the end is small beside
-// them, and a GiB still makes 4096 blocks.
-constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
-
-/// The runtime keeps an error until somebody asks for it, and a launch, CUB's as well, has no other
-/// way to report its own. One that was reported, here or by the caller, is no longer news.
-void forget_error() { static_cast<void>(cudaGetLastError()); }
-
-void check(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) {
-    forget_error();
-    throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
-  }
-}
-
-struct FreeDevice {
-  void operator()(void* pointer) const { static_cast<void>(cudaFree(pointer)); }
-};
-struct FreePinned {
-  void operator()(void* pointer) const { static_cast<void>(cudaFreeHost(pointer)); }
-};
-struct DestroyStream {
-  void operator()(cudaStream_t stream) const { static_cast<void>(cudaStreamDestroy(stream)); }
-};
-/// Nothing may be freed while the device still works on it. An error here was or will be reported by
-/// another call.
-struct Wait {
-  cudaStream_t stream = nullptr;
-  ~Wait() {
-    if (stream != nullptr) static_cast<void>(cudaStreamSynchronize(stream));
-  }
-};
-struct DestroyEvent {
-  void operator()(cudaEvent_t event) const { static_cast<void>(cudaEventDestroy(event)); }
-};
-template <class T>
-using DeviceArray = std::unique_ptr<T[], FreeDevice>;
-template <class T>
-using PinnedArray = std::unique_ptr<T[], FreePinned>;
-using Stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, DestroyStream>;
-using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, DestroyEvent>;
-
-template <class T>
-DeviceArray<T> device_array(std::size_t count) {
-  void* pointer = nullptr;
-  check(cudaMalloc(&pointer, std::max<std::size_t>(count, 1) * sizeof(T)), "cudaMalloc");
-  return DeviceArray<T>(static_cast<T*>(pointer));
-}
-
-template <class T>
-PinnedArray<T> pinned_array(std::size_t count) {
-  void* pointer = nullptr;
-  check(cudaMallocHost(&pointer, std::max<std::size_t>(count, 1) * sizeof(T)), "cudaMallocHost");
-  return PinnedArray<T>(static_cast<T*>(pointer));
-}
-
-Stream make_stream() {
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  return Stream(stream);
-}
-
-Event make_event() {
-  cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  return Event(event);
-}
 
 /// Reduces a summary over the warp with the redux instructions (sm_80). A chunk has fewer than 2^32
 /// elements, so the sums do not wrap.
@@ -127,9 +65,22 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-std::size_t round_up_16(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+/// A completion's record and summary, as they travel back: all records, then all summaries.
+constexpr std::size_t kResultBytes = sizeof(OpRecord) + sizeof(TapSummary);
 
 }  // namespace
+
+struct PreparedBatch::State {
+  PinnedArray<std::byte> table, results;
+  Shape shape;
+  std::uint32_t first_seq = 0;
+  std::size_t completion_count = 0;
+};
+
+PreparedBatch::PreparedBatch(std::unique_ptr<State> state) : state_(std::move(state)) {}
+PreparedBatch::~PreparedBatch() = default;
+PreparedBatch::PreparedBatch(PreparedBatch&&) noexcept = default;
+PreparedBatch& PreparedBatch::operator=(PreparedBatch&&) noexcept = default;
 
 bool device_available(std::string* reason) {
   int count = 0;
@@ -144,22 +95,16 @@ bool device_available(std::string* reason) {
 }
 
 struct CudaReference::Impl {
-  /// Pinned memory of one batch in flight.
+  using Batch = PreparedBatch::State;
+
+  /// Memory of one batch in flight.
   struct Slot {
-    PinnedArray<ref::Segment> segments;
-    PinnedArray<ref::Chunk> chunks;
-    PinnedArray<std::uint32_t> chunk_begin, op_begin;
-    PinnedArray<std::byte> staging;
-    PinnedArray<TapSummary> summaries;
-    PinnedArray<OpRecord> records;
+    Batch batch;
     Event done;
-    std::uint32_t first_seq = 0;
-    std::size_t completion_count = 0;
-    std::size_t segment_count = 0;
   };
 
   DeviceParameters parameters;
-  ref::DetectorSetup setup;  // travels by value with every batch
+  ref::DetectorSetup setup;  // as of the batches that are planned next
   Limits limits;
   std::size_t max_chunks;
   std::uint32_t unseen_count = 0;
@@ -167,12 +112,8 @@ struct CudaReference::Impl {
   // The stream is declared before all that it uses and the wait after it: on destruction, of a half
   // constructed object too, the wait comes first, then the arrays go.
   Stream stream;
-  DeviceArray<ref::Segment> segments;
-  DeviceArray<ref::Chunk> chunks;
-  DeviceArray<std::uint32_t> chunk_begin, op_begin;
-  DeviceArray<std::byte> staging;
-  DeviceArray<TapSummary> partials, summaries;
-  DeviceArray<OpRecord> records;
+  DeviceArray<std::byte> table, results;
+  DeviceArray<TapSummary> partials;
   DeviceArray<ref::OpState> states;
   DeviceArray<std::byte> reduce_storage;
   std::size_t reduce_bytes = 0;
@@ -205,42 +146,41 @@ struct CudaReference::Impl {
     forget_error();
     stream = make_stream();
     wait.stream = stream.get();
-    segments = device_array<ref::Segment>(limits.completions);
-    chunks = device_array<ref::Chunk>(max_chunks);
-    chunk_begin = device_array<std::uint32_t>(limits.completions + 1);
-    op_begin = device_array<std::uint32_t>(limits.completions + 1);
-    staging = device_array<std::byte>(limits.staging_bytes);
+    const Shape largest{.staged = limits.staging_bytes / 16 * 16,
+                        .segments = limits.completions,
+                        .chunks = max_chunks,
+                        .operators = limits.completions};
+    table = device_array<std::byte>(Table(largest).bytes);
+    results = device_array<std::byte>(limits.completions * kResultBytes);
     partials = device_array<TapSummary>(max_chunks);
-    summaries = device_array<TapSummary>(limits.completions);
-    records = device_array<OpRecord>(limits.completions);
     states = device_array<ref::OpState>(parameters.num_ops);
     const std::vector<ref::OpState> reset(parameters.num_ops);
     check(cudaMemcpyAsync(states.get(), reset.data(), reset.size() * sizeof(ref::OpState),
                           cudaMemcpyHostToDevice, stream.get()),
           "cudaMemcpyAsync(states)");
     check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize(states)");
-    reduce(nullptr, reduce_bytes, limits.completions);
+    reduce(nullptr, reduce_bytes, limits.completions, nullptr, nullptr, stream.get());
     reduce_storage = device_array<std::byte>(reduce_bytes);
     slots.resize(limits.in_flight);
     for (Slot& slot : slots) {
-      slot.segments = pinned_array<ref::Segment>(limits.completions);
-      slot.chunks = pinned_array<ref::Chunk>(max_chunks);
-      slot.chunk_begin = pinned_array<std::uint32_t>(limits.completions + 1);
-      slot.op_begin = pinned_array<std::uint32_t>(limits.completions + 1);
-      slot.staging = pinned_array<std::byte>(limits.staging_bytes);
-      slot.summaries = pinned_array<TapSummary>(limits.completions);
-      slot.records = pinned_array<OpRecord>(limits.completions);
+      allocate(slot.batch, largest);
       slot.done = make_event();
     }
   }
 
+  static void allocate(Batch& batch, const Shape& shape) {
+    batch.table = pinned_array<std::byte>(Table(shape).bytes);
+    batch.results = pinned_array<std::byte>(shape.segments * kResultBytes);
+  }
+
   /// Reduces the chunks of every segment; with storage == nullptr only asks for the storage size.
-  void reduce(void* storage, std::size_t& bytes, std::size_t segment_count) const {
-    check(cub::DeviceSegmentedReduce::Reduce(
-              storage, bytes, partials.get(), summaries.get(), static_cast<int>(segment_count),
-              chunk_begin.get(), chunk_begin.get() + 1, ref::Combine{parameters.counter_width},
-              TapSummary{}, stream.get()),
-          "cub::DeviceSegmentedReduce::Reduce");
+  void reduce(void* storage, std::size_t& bytes, std::size_t segment_count,
+              const std::uint32_t* chunk_begin, TapSummary* summaries, cudaStream_t on) const {
+    check(
+        cub::DeviceSegmentedReduce::Reduce(
+            storage, bytes, partials.get(), summaries, static_cast<int>(segment_count), chunk_begin,
+            chunk_begin + 1, ref::Combine{parameters.counter_width}, TapSummary{}, on),
+        "cub::DeviceSegmentedReduce::Reduce");
   }
 
   void require_states() const {
@@ -249,102 +189,103 @@ struct CudaReference::Impl {
                              lost + "); construct a new one");
   }
 
-  /// Legal completions as segments, host elements packed into the slot's staging memory. Returns
-  /// the staged bytes.
-  std::size_t stage(Slot& slot, std::uint32_t first_seq, std::span<const Completion> completions,
-                    Memory memory, std::vector<ref::Segment>& legal, std::uint32_t& illegal) const {
-    std::size_t staged = 0, total = 0;
-    for (std::size_t k = 0; k < completions.size(); ++k) {
-      const Completion& completion = completions[k];
-      const OpDescriptor& descriptor = completion.descriptor;
-      if (descriptor.op >= parameters.num_ops || !ref::is_known(descriptor.format)) {
-        ++illegal;
-        continue;
-      }
-      const auto fail = [k](const std::string& what) {
-        throw std::invalid_argument("completions[" + std::to_string(k) + "].elements: " + what);
-      };
-      const std::span<const std::byte> elements = completion.elements;
-      const std::size_t size = ref::layout_of(descriptor.format).bytes();
-      if (elements.size() % size != 0) {
-        fail(std::to_string(elements.size()) + " bytes must be a multiple of the element size " +
-             std::to_string(size));
-      }
-      total += elements.size();
-      if (total > limits.element_bytes) {
-        fail("more than Limits::element_bytes = " + std::to_string(limits.element_bytes) +
-             " in one batch");
-      }
-      const std::byte* address = elements.data();
-      if (memory == Memory::kDevice) {
-        if (reinterpret_cast<std::uintptr_t>(address) % size != 0) {
-          fail("device address must be a multiple of the element size " + std::to_string(size));
-        }
-      } else if (!elements.empty()) {
-        if (round_up_16(elements.size()) > limits.staging_bytes - staged) {
-          fail("more than Limits::staging_bytes = " + std::to_string(limits.staging_bytes) +
-               " in one batch");
-        }
-        std::memcpy(slot.staging.get() + staged, address, elements.size());
-        address = staging.get() + staged;
-        staged += round_up_16(elements.size());
-      }
-      legal.push_back({.descriptor = descriptor,
-                       .seq = first_seq + static_cast<std::uint32_t>(k),
-                       .elements = address,
-                       .count = elements.size() / size,
-                       .statistic = completion.statistic});
-    }
-    return staged;
+  Draft draft(std::uint32_t first_seq, std::span<const Completion> completions,
+              Memory memory) const {
+    return draft_batch(parameters, limits, table.get(), first_seq, completions, memory);
+  }
+
+  void write(Batch& batch, const Draft& draft, std::uint32_t first_seq,
+             std::size_t completion_count) const {
+    const Table place(draft.shape);
+    const auto put = [&batch](std::size_t at, const void* from, std::size_t bytes) {
+      if (bytes > 0) std::memcpy(batch.table.get() + at, from, bytes);
+    };
+    const auto put_all = [&put](std::size_t at, const auto& values) {
+      put(at, values.data(), values.size() * sizeof(values[0]));
+    };
+    for (const auto& [at, elements] : draft.staged) put(at, elements.data(), elements.size());
+    put(place.setup, &setup, sizeof setup);
+    put_all(place.segments, draft.plan.segments);
+    put_all(place.chunks, draft.plan.chunks);
+    put_all(place.chunk_begin, draft.plan.chunk_begin);
+    put_all(place.op_begin, draft.plan.op_begin);
+    batch.shape = draft.shape;
+    batch.first_seq = first_seq;
+    batch.completion_count = completion_count;
   }
 
   template <class T>
-  void to_device(T* device, T* pinned, const std::vector<T>& values, const char* call) const {
-    std::copy(values.begin(), values.end(), pinned);
-    check(cudaMemcpyAsync(device, pinned, values.size() * sizeof(T), cudaMemcpyHostToDevice,
-                          stream.get()),
-          call);
+  const T* in_table(std::size_t offset) const {
+    return reinterpret_cast<const T*>(table.get() + offset);
   }
 
-  /// detecting: set when the states are about to change.
-  void enqueue(Slot& slot, const ref::BatchPlan& plan, std::size_t staged, cudaEvent_t ready,
-               bool& detecting) const {
-    const std::size_t segment_count = plan.segments.size();
-    if (ready != nullptr) {
-      check(cudaStreamWaitEvent(stream.get(), ready, 0), "cudaStreamWaitEvent");
-    }
-    if (segment_count > 0) {
-      to_device(segments.get(), slot.segments.get(), plan.segments, "cudaMemcpyAsync(segments)");
-      to_device(chunks.get(), slot.chunks.get(), plan.chunks, "cudaMemcpyAsync(chunks)");
-      to_device(chunk_begin.get(), slot.chunk_begin.get(), plan.chunk_begin,
-                "cudaMemcpyAsync(chunk_begin)");
-      to_device(op_begin.get(), slot.op_begin.get(), plan.op_begin, "cudaMemcpyAsync(op_begin)");
-      if (staged > 0) {
-        check(cudaMemcpyAsync(staging.get(), slot.staging.get(), staged, cudaMemcpyHostToDevice,
-                              stream.get()),
-              "cudaMemcpyAsync(elements)");
+  /// The work of a batch: calls that a capture takes, with addresses that stay. detecting: set when
+  /// the states are about to change.
+  void enqueue(const Batch& batch, cudaStream_t on, bool& detecting) const {
+    const Shape& shape = batch.shape;
+    if (shape.segments == 0) return;
+    const Table place(shape);
+    const auto* segments = in_table<ref::Segment>(place.segments);
+    auto* records = reinterpret_cast<OpRecord*>(results.get());
+    auto* summaries =
+        reinterpret_cast<TapSummary*>(results.get() + shape.segments * sizeof(OpRecord));
+    check(cudaMemcpyAsync(table.get(), batch.table.get(), place.bytes, cudaMemcpyHostToDevice, on),
+          "cudaMemcpyAsync(table)");
+    summarise_chunks<<<static_cast<unsigned>(shape.chunks), kBlockThreads, 0, on>>>(
+        in_table<ref::Chunk>(place.chunks), segments, parameters.counter_width, partials.get());
+    check(cudaGetLastError(), "summarise_chunks");
+    std::size_t bytes = reduce_bytes;
+    reduce(reduce_storage.get(), bytes, shape.segments, in_table<std::uint32_t>(place.chunk_begin),
+           summaries, on);
+    detecting = true;
+    ref::advance_ops(
+        thrust::cuda::par_nosync.on(on),
+        ref::AdvanceOp{segments, summaries, in_table<std::uint32_t>(place.op_begin), states.get(),
+                       records, in_table<ref::DetectorSetup>(place.setup),
+                       parameters.counter_width},
+        shape.operators);
+    check(cudaGetLastError(), "advance_ops");
+    check(cudaMemcpyAsync(batch.results.get(), results.get(), shape.segments * kResultBytes,
+                          cudaMemcpyDeviceToHost, on),
+          "cudaMemcpyAsync(results)");
+  }
+
+  /// Runs `put`, which enqueues on `on`. What it had enqueued when it failed has ended when this
+  /// throws; in a capture nothing runs.
+  template <class Put>
+  void enqueue_or_leave(cudaStream_t on, Put put) {
+    forget_error();
+    bool detecting = false;
+    try {
+      put(detecting);
+    } catch (const std::exception& error) {
+      cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+      if (cudaStreamIsCapturing(on, &capture) == cudaSuccess &&
+          capture != cudaStreamCaptureStatusNone) {
+        forget_error();
+        throw;
       }
-      summarise_chunks<<<static_cast<unsigned>(plan.chunks.size()), kBlockThreads, 0,
-                         stream.get()>>>(chunks.get(), segments.get(), parameters.counter_width,
-                                         partials.get());
-      check(cudaGetLastError(), "summarise_chunks");
-      std::size_t bytes = reduce_bytes;
-      reduce(reduce_storage.get(), bytes, segment_count);
-      detecting = true;
-      ref::advance_ops(thrust::cuda::par_nosync.on(stream.get()),
-                       ref::AdvanceOp{segments.get(), summaries.get(), op_begin.get(), states.get(),
-                                      records.get(), setup, parameters.counter_width},
-                       plan.op_begin.size() - 1);
-      check(cudaGetLastError(), "advance_ops");
-      check(
-          cudaMemcpyAsync(slot.summaries.get(), summaries.get(), segment_count * sizeof(TapSummary),
-                          cudaMemcpyDeviceToHost, stream.get()),
-          "cudaMemcpyAsync(summaries)");
-      check(cudaMemcpyAsync(slot.records.get(), records.get(), segment_count * sizeof(OpRecord),
-                            cudaMemcpyDeviceToHost, stream.get()),
-            "cudaMemcpyAsync(records)");
+      const bool ended = cudaStreamSynchronize(on) == cudaSuccess;
+      forget_error();
+      if (detecting || !ended) lost = error.what();
+      throw;
     }
-    check(cudaEventRecord(slot.done.get(), stream.get()), "cudaEventRecord");
+  }
+
+  static std::vector<Result> read(const Batch& batch) {
+    std::vector<Result> results(batch.completion_count);
+    const auto* records = reinterpret_cast<const OpRecord*>(batch.results.get());
+    const auto* summaries = reinterpret_cast<const TapSummary*>(
+        batch.results.get() + batch.shape.segments * sizeof(OpRecord));
+    for (std::size_t s = 0; s < batch.shape.segments;
+         ++s) {  // segments are grouped by operator; seq tells the place
+      const std::uint32_t k = records[s].seq - batch.first_seq;
+      if (k >= results.size()) {
+        throw std::logic_error("CudaReference::results: the work of this batch has not run");
+      }
+      results[k] = {records[s], summaries[s]};
+    }
+    return results;
   }
 };
 
@@ -367,32 +308,17 @@ void CudaReference::submit(std::uint32_t first_seq, std::span<const Completion> 
     throw std::logic_error("CudaReference::submit: " + std::to_string(impl.slots.size()) +
                            " batches in flight, fetch one first");
   }
-  if (completions.size() > impl.limits.completions) {
-    throw std::invalid_argument(
-        "completions: " + std::to_string(completions.size()) +
-        " are more than Limits::completions = " + std::to_string(impl.limits.completions));
-  }
   Impl::Slot& slot = impl.slots[impl.next_slot];
-  std::vector<ref::Segment> legal;
-  legal.reserve(completions.size());
-  std::uint32_t illegal = 0;
-  const std::size_t staged = impl.stage(slot, first_seq, completions, memory, legal, illegal);
-  const ref::BatchPlan plan = ref::make_plan(std::move(legal), kChunkBytes);
-  forget_error();
-  bool detecting = false;
-  try {
-    impl.enqueue(slot, plan, staged, ready, detecting);
-  } catch (const std::exception& error) {
-    // What was enqueued still uses the slot's memory.
-    const bool ended = cudaStreamSynchronize(impl.stream.get()) == cudaSuccess;
-    forget_error();
-    if (detecting || !ended) impl.lost = error.what();
-    throw;
-  }
+  const Draft draft = impl.draft(first_seq, completions, memory);
+  impl.write(slot.batch, draft, first_seq, completions.size());
+  const cudaStream_t on = impl.stream.get();
+  impl.enqueue_or_leave(on, [&](bool& detecting) {
+    if (ready != nullptr) check(cudaStreamWaitEvent(on, ready, 0), "cudaStreamWaitEvent");
+    impl.enqueue(slot.batch, on, detecting);
+    check(cudaEventRecord(slot.done.get(), on), "cudaEventRecord");
+  });
 
-  slot.first_seq = first_seq;
-  slot.completion_count = completions.size();
-  slot.segment_count = plan.segments.size();
+  const auto illegal = static_cast<std::uint32_t>(draft.illegal.size());
   impl.unseen_count +=
       std::min(illegal, std::numeric_limits<std::uint32_t>::max() - impl.unseen_count);
   impl.in_flight.push_back(impl.next_slot);
@@ -405,12 +331,41 @@ std::vector<Result> CudaReference::fetch() {
   const Impl::Slot& slot = impl.slots[impl.in_flight.front()];
   check(cudaEventSynchronize(slot.done.get()), "cudaEventSynchronize");
   impl.in_flight.pop_front();
-  std::vector<Result> results(slot.completion_count);
-  for (std::size_t s = 0; s < slot.segment_count;
-       ++s) {  // segments are grouped by operator; seq tells the place
-    results[slot.records[s].seq - slot.first_seq] = {slot.records[s], slot.summaries[s]};
+  return Impl::read(slot.batch);
+}
+
+PreparedBatch CudaReference::prepare(std::uint32_t first_seq,
+                                     std::span<const Completion> completions, Memory memory) const {
+  const Draft draft = impl_->draft(first_seq, completions, memory);
+  require_legal(draft, impl_->parameters, completions);
+  auto state = std::make_unique<PreparedBatch::State>();
+  forget_error();
+  Impl::allocate(*state, draft.shape);
+  impl_->write(*state, draft, first_seq, completions.size());
+  return PreparedBatch(std::move(state));
+}
+
+void CudaReference::renew(PreparedBatch& batch, std::uint32_t first_seq,
+                          std::span<const Completion> completions, Memory memory) const {
+  const Draft draft = impl_->draft(first_seq, completions, memory);
+  require_legal(draft, impl_->parameters, completions);
+  if (draft.shape != batch.state_->shape) {
+    throw std::invalid_argument("completions: " + to_string(draft.shape) +
+                                "; the prepared batch has " + to_string(batch.state_->shape) +
+                                ": prepare another one");
   }
-  return results;
+  impl_->write(*batch.state_, draft, first_seq, completions.size());
+}
+
+void CudaReference::enqueue(const PreparedBatch& batch, CUstream_st* stream) {
+  impl_->require_states();
+  const cudaStream_t on = stream == nullptr ? impl_->stream.get() : stream;
+  impl_->enqueue_or_leave(on,
+                          [&](bool& detecting) { impl_->enqueue(*batch.state_, on, detecting); });
+}
+
+std::vector<Result> CudaReference::results(const PreparedBatch& batch) const {
+  return Impl::read(*batch.state_);
 }
 
 std::vector<ref::OpState> CudaReference::states() const {

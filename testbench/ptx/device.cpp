@@ -545,9 +545,15 @@ void run_block(const Kernel& kernel, std::uint32_t index, std::uint32_t grid, st
 Execution& execution() { return settings; }
 
 bool add_kernels(const Kernel* kernels, std::size_t number) {
-  for (const Kernel& kernel : std::span(kernels, number)) registry().emplace(kernel.name, &kernel);
+  for (const Kernel& kernel : std::span(kernels, number)) {
+    registry().emplace(kernel.name, &kernel);
+    if (kernel.target != target())
+      give_up(fmt::format("{}: kernels of sm_{} and of others", kernel.source, kernel.target));
+  }
   return true;
 }
+
+unsigned target() { return registry().empty() ? 80 : registry().begin()->second->target; }
 
 const Kernel* find_kernel(const std::string& name) {
   const auto found = registry().find(name);

@@ -47,11 +47,14 @@ struct Kernel {
   std::uint32_t parameter_bytes, static_shared, max_threads;
   bool
       waits_for_blocks;  ///< it polls memory that other blocks write: its blocks start in order, as on a device
+  unsigned target;  ///< compute capability of its PTX, times ten
 };
 
 /// Makes a translation unit's kernels known. Kernels of one name must be the same.
 bool add_kernels(const Kernel* kernels, std::size_t count);
 const Kernel* find_kernel(const std::string& name);
+/// Compute capability of the device, times ten: that of the kernels made known, which must all be of one.
+unsigned target();
 
 /// How launches run; fixed while one runs.
 struct Execution {

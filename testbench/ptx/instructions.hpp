@@ -118,6 +118,16 @@ Bits<T> max(Bits<T> a, Bits<T> b) {
   return x > y ? a : b;
 }
 
+/// The larger of two lanes of 16 bits, each by itself.
+inline std::uint32_t max_u16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result = 0;
+  for (unsigned shift = 0; shift < 32; shift += 16) {
+    const std::uint32_t x = a >> shift & 0xFFFF, y = b >> shift & 0xFFFF;
+    result |= (x > y ? x : y) << shift;
+  }
+  return result;
+}
+
 template <class T>
 T bit_and(T a, T b) {
   return static_cast<T>(a & b);

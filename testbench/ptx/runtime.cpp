@@ -21,52 +21,28 @@
 #include <vector>
 
 #include "ptx/device.hpp"
+#include "ptx/runtime_state.hpp"
 
 namespace opd::ptx {
-namespace {
 
-constexpr int kMajor = 8, kMinor = 0;  // of the PTX that is translated
-
-struct Stream {
-  std::deque<std::function<void()>> work;
-  std::uint64_t enqueued = 0, done = 0;
-};
-
-struct Event {
-  std::shared_ptr<Stream> stream;  // null: never recorded
-  std::uint64_t position = 0;
-};
-
-struct Runtime {
-  RuntimeSettings settings;
-  std::mt19937_64 rng{1};
-  std::map<const void*, std::shared_ptr<Stream>> streams;  // the default stream's key is null
-  std::map<const void*, std::unique_ptr<Event>> events;
-  std::map<const std::byte*, std::unique_ptr<std::byte[]>> pinned;
-  std::map<const std::byte*, std::size_t> pinned_bytes;
-  std::map<const void*, std::string> kernels;  // nvcc's stub -> the kernel's name
-  std::uint64_t calls = 0, fail_at = 0;
-  cudaError_t failure = cudaSuccess, last_error = cudaSuccess;
-  std::string failed;
-
-  Runtime() {
-    streams[nullptr] = std::make_shared<Stream>();
-    if (const char* list = std::getenv("OPD_EMULATED_CUDA")) {
-      try {
-        apply(parse_settings(list));
-      } catch (const std::invalid_argument& error) {
-        fault(nullptr, 0, std::string("OPD_EMULATED_CUDA: ") + error.what());
-      }
+Runtime::Runtime() {
+  streams[nullptr] = std::make_shared<Stream>();
+  if (const char* list = std::getenv("OPD_EMULATED_CUDA")) {
+    try {
+      apply(parse_settings(list));
+    } catch (const std::invalid_argument& error) {
+      fault(nullptr, 0, std::string("OPD_EMULATED_CUDA: ") + error.what());
     }
   }
-  void apply(const RuntimeSettings& next) {
-    settings = next;
-    rng.seed(next.seed);
-    execution().shuffle = next.shuffle;
-    execution().races = next.races;
-    execution().seed = next.seed;
-  }
-};
+}
+
+void Runtime::apply(const RuntimeSettings& next) {
+  settings = next;
+  rng.seed(next.seed);
+  execution().shuffle = next.shuffle;
+  execution().races = next.races;
+  execution().seed = next.seed;
+}
 
 Runtime& runtime() {
   static auto* instance = new Runtime;  // nvcc's code unregisters after other statics are gone
@@ -78,7 +54,7 @@ cudaError_t give(cudaError_t error) {
   return error;
 }
 
-void run_first(Stream& stream) {
+static void run_first(Stream& stream) {
   const std::function<void()> work = std::move(stream.work.front());
   stream.work.pop_front();
   ++stream.done;
@@ -90,15 +66,19 @@ void drain(Stream& stream, std::uint64_t position) {
 }
 
 void enqueue(Stream& stream, std::function<void()> work) {
+  if (stream.capture) {
+    stream.capture->nodes.push_back(std::move(work));
+    return;
+  }
   stream.work.push_back(std::move(work));
   ++stream.enqueued;
   if (runtime().settings.order == Order::kEager) drain(stream, stream.enqueued);
 }
 
-/// Every call that can fail begins with this one.
 bool fails(const char* name) {
   Runtime& r = runtime();
   ++r.calls;
+  if (r.calls == r.plant_at) std::exchange(r.planted, nullptr)();
   if (r.settings.order == Order::kRandom) {
     for (std::uint64_t n = r.rng() % 4; n > 0; --n) {
       auto chosen = r.streams.begin();
@@ -124,6 +104,8 @@ Event& event_of(cudaEvent_t handle) {
   return *found->second;
 }
 
+namespace {
+
 bool is_pinned(const void* pointer, std::size_t bytes) {
   const auto* address = static_cast<const std::byte*>(pointer);
   auto found = runtime().pinned_bytes.upper_bound(address);
@@ -148,7 +130,9 @@ cudaError_t launch(const std::string& name, dim3 grid, dim3 block, void** argume
     std::memcpy(parameters.data() + kernel->parameters[k].offset, arguments[k],
                 kernel->parameters[k].bytes);
   }
-  enqueue(*stream_of(handle), [=, parameters = std::move(parameters)] {
+  Stream& stream = *stream_of(handle);
+  if (const cudaError_t spoilt = state_of_capture(stream); spoilt != cudaSuccess) return spoilt;
+  enqueue(stream, [=, parameters = std::move(parameters)] {
     run(*kernel, grid.x, block.x, static_cast<std::uint32_t>(shared), parameters);
   });
   return cudaSuccess;
@@ -206,10 +190,16 @@ void fail_call(std::uint64_t n, int error) {
   runtime().failed.clear();
 }
 
+void plant(std::uint64_t n, std::function<void()> call) {
+  runtime().plant_at = n == 0 ? 0 : runtime().calls + n;
+  runtime().planted = std::move(call);
+}
+
 const std::string& failed_call() { return runtime().failed; }
 
 std::uint64_t host_objects() {
-  return runtime().pinned.size() + runtime().events.size() + runtime().streams.size() - 1;
+  return runtime().pinned.size() + runtime().events.size() + runtime().streams.size() - 1 +
+         runtime().graphs.size();
 }
 
 std::uint64_t pending() {
@@ -222,9 +212,6 @@ std::uint64_t pending() {
 
 // The names, types and meanings of the CUDA runtime.
 using namespace opd::ptx;
-
-#define OPD_CAN_FAIL \
-  if (fails(__func__)) return give(runtime().failure)
 
 extern "C" {
 
@@ -281,17 +268,17 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 // ---- Memory
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-  OPD_CAN_FAIL;
+  OPD_NOT_IN_CAPTURE;
   *pointer = allocate(bytes);
   return give(*pointer == nullptr && bytes > 0 ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 cudaError_t cudaFree(void* pointer) {
-  OPD_CAN_FAIL;
+  OPD_NOT_IN_CAPTURE;
   if (pointer != nullptr && !release(pointer)) fault(nullptr, 0, "cudaFree: no allocation");
   return cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
-  OPD_CAN_FAIL;
+  OPD_NOT_IN_CAPTURE;
   auto memory = std::unique_ptr<std::byte[]>(new (std::nothrow) std::byte[bytes]);
   if (memory == nullptr) return give(cudaErrorMemoryAllocation);
   std::memset(memory.get(), 0xA5, bytes);
@@ -301,7 +288,7 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* pointer) {
-  OPD_CAN_FAIL;
+  OPD_NOT_IN_CAPTURE;
   if (pointer == nullptr) return cudaSuccess;
   if (runtime().pinned.erase(static_cast<std::byte*>(pointer)) == 0)
     fault(nullptr, 0, "cudaFreeHost: no allocation");
@@ -314,7 +301,12 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (bytes == 0) return cudaSuccess;
   check_kind(to, from, kind);
   Stream& stream = *stream_of(handle);
+  if (const cudaError_t spoilt = state_of_capture(stream); spoilt != cudaSuccess)
+    return give(spoilt);
   const bool to_pinned = is_pinned(to, bytes), from_pinned = is_pinned(from, bytes);
+  if (stream.capture &&
+      ((!is_device_address(from) && !from_pinned) || (!is_device_address(to) && !to_pinned)))
+    fault(nullptr, 0, "a copy of pageable memory in a capture is not emulated");
   if (!is_device_address(from) && !from_pinned) {  // pageable: read before the call returns
     const auto* first = static_cast<const std::byte*>(from);
     enqueue(stream, [to, staged = std::vector<std::byte>(first, first + bytes)] {
@@ -333,7 +325,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  OPD_CAN_FAIL;
+  OPD_NOT_IN_CAPTURE;
   if (bytes == 0) return cudaSuccess;
   check_kind(to, from, kind);
   Stream& stream = *stream_of(nullptr);
@@ -342,7 +334,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  OPD_CAN_FAIL;
+  OPD_NOT_IN_CAPTURE;
   if (bytes == 0) return cudaSuccess;
   if (!is_device_address(to)) fault(nullptr, 0, "cudaMemset: no device memory");
   enqueue(*stream_of(nullptr), [=] {
@@ -366,6 +358,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned flags) {
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   OPD_CAN_FAIL;
   const std::shared_ptr<Stream> stream = stream_of(handle);
+  if (stream->capture) fault(nullptr, 0, "a stream is destroyed while it captures");
   drain(*stream, stream->enqueued);
   runtime().streams.erase(handle);
   return cudaSuccess;
@@ -373,14 +366,24 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   OPD_CAN_FAIL;
   Stream& stream = *stream_of(handle);
+  if (stream.capture) return give(spoil_capture(&stream));
   drain(stream, stream.enqueued);
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
   OPD_CAN_FAIL;
   const Event recorded = event_of(event);  // as it is now: a later record changes nothing
+  Stream& stream = *stream_of(handle);
+  if (const cudaError_t spoilt = state_of_capture(stream); spoilt != cudaSuccess)
+    return give(spoilt);
+  if (recorded.captured && recorded.stream.get() == &stream) return cudaSuccess;
+  if (recorded.captured) fault(nullptr, 0, "a capture of more than one stream is not emulated");
+  if (stream.capture && recorded.stream != nullptr) {
+    spoil_capture(&stream);
+    return give(cudaErrorStreamCaptureIsolation);
+  }
   if (recorded.stream != nullptr) {
-    enqueue(*stream_of(handle), [recorded] { drain(*recorded.stream, recorded.position); });
+    enqueue(stream, [recorded] { drain(*recorded.stream, recorded.position); });
   }
   return cudaSuccess;
 }
@@ -403,13 +406,20 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream) {
   OPD_CAN_FAIL;
   Event& event = event_of(handle);
-  event.stream = stream_of(stream);
+  const std::shared_ptr<Stream> on = stream_of(stream);
+  if (const cudaError_t spoilt = state_of_capture(*on); spoilt != cudaSuccess) return give(spoilt);
+  event.captured = on->capture.has_value();
+  event.stream = on;
   event.position = event.stream->enqueued;
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   OPD_CAN_FAIL;
   const Event event = event_of(handle);
+  if (event.captured) {
+    if (event.stream->capture) spoil_capture(event.stream.get());
+    return give(cudaErrorCapturedEvent);
+  }
   if (event.stream != nullptr) drain(*event.stream, event.position);
   return cudaSuccess;
 }
@@ -439,8 +449,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device != 0) return give(cudaErrorInvalidDevice);
   std::memset(properties, 0, sizeof *properties);
   std::strcpy(properties->name, "emulated from PTX (no GPU)");
-  properties->major = kMajor;
-  properties->minor = kMinor;
+  properties->major = static_cast<int>(target() / 10);
+  properties->minor = static_cast<int>(target() % 10);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -448,10 +458,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   if (device != 0) return give(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
-      *value = kMajor;
+      *value = static_cast<int>(target() / 10);
       break;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = kMinor;
+      *value = static_cast<int>(target() % 10);
       break;
     case cudaDevAttrMultiProcessorCount:
       *value = 4;
@@ -478,7 +488,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* st
   const Kernel* kernel = found == runtime().kernels.end() ? nullptr : find_kernel(found->second);
   if (kernel == nullptr) return give(cudaErrorInvalidDeviceFunction);
   std::memset(attributes, 0, sizeof *attributes);
-  attributes->ptxVersion = attributes->binaryVersion = 10 * kMajor + kMinor;
+  attributes->ptxVersion = attributes->binaryVersion = static_cast<int>(target());
   attributes->maxThreadsPerBlock = static_cast<int>(kernel->max_threads);
   attributes->sharedSizeBytes = kernel->static_shared;
   return cudaSuccess;
@@ -505,6 +515,16 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "out of memory (emulated)";
     case cudaErrorNotSupported:
       return "not emulated: time";
+    case cudaErrorStreamCaptureUnsupported:
+      return "not permitted while a stream is capturing (emulated)";
+    case cudaErrorStreamCaptureInvalidated:
+      return "the capture has failed before (emulated)";
+    case cudaErrorStreamCaptureIsolation:
+      return "an event from outside the capture (emulated)";
+    case cudaErrorCapturedEvent:
+      return "the event is one of a capture (emulated)";
+    case cudaErrorIllegalState:
+      return "the stream captures already, or not (emulated)";
     case cudaErrorInvalidConfiguration:
       return "invalid configuration (emulated)";
     default:

@@ -13,6 +13,7 @@
 //   not    : time (cudaEventElapsedTime gives cudaErrorNotSupported), streams that wait for the default one, more than one
 //            device, grids and blocks of more than one dimension
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace opd::ptx {
@@ -35,10 +36,12 @@ void configure(const RuntimeSettings& settings);
 std::uint64_t calls();
 /// The n-th call from now (1: the next) does nothing and gives `error` (a cudaError_t); later ones succeed. 0: none.
 void fail_call(std::uint64_t n, int error);
+/// Before the n-th call from now `call` is made, as if it stood in the code there. 0: none.
+void plant(std::uint64_t n, std::function<void()> call);
 /// Name of the last call that was made to fail, empty when none was.
 const std::string& failed_call();
 
-/// Allocations of pinned memory, streams and events that live.
+/// Allocations of pinned memory, streams, events and graphs that live.
 std::uint64_t host_objects();
 /// Work enqueued on any stream that has not run.
 std::uint64_t pending();

@@ -79,6 +79,7 @@ def arithmetic() -> dict[str, Form]:
             forms[f"{name}.rn.{kind}"] = Form(kind, (kind,), f"{name}<{cxx(kind)}>({{0}})")
     for name in ("min", "max"):
         binary(name, "s16 s32 s64 u16 u32 u64 f32", name)
+    forms["max.u16x2"] = Form("b32", ("b32", "b32"), "max_u16x2({0}, {1})")
     for name in ("and", "or", "xor"):
         binary(name, "pred b16 b32 b64", f"bit_{name}")
     for kind in ("s16", "u16", "s32", "u32"):
@@ -169,7 +170,7 @@ FORMS: dict[str, Form | Memory] = {**arithmetic(), **warp_operations(), **memory
 KNOWN = frozenset(FORMS) | frozenset(CONTROL)
 
 # Directives that change nothing here. A variable of the module is one of them: an instruction that names it is refused.
-IGNORED = re.compile(r'\.(version|target|address_size|minnctapersm|maxnreg)\b|\.pragma "nounroll";$|(\.visible )?\.global [^;]*;$')
+IGNORED = re.compile(r'\.(version|address_size|minnctapersm|maxnreg)\b|\.pragma "nounroll";$|(\.visible )?\.global [^;]*;$')
 
 
 class Refused(Exception):
@@ -226,6 +227,7 @@ class Translator:
         self.kernels: list[Kernel] = []
         self.dynamic_shared: list[str] = []
         self.at = 0
+        self.target = 80
         self.kernel: Kernel
         self.used_bytes: int | None = None
 
@@ -258,6 +260,8 @@ class Translator:
                 if int(found[1]) > 16:
                     raise self.refuse(f"an alignment of {found[1]} of shared memory")
                 self.dynamic_shared.append(found[2])
+            elif found := re.fullmatch(r"\.target sm_(\d+)a?", line):
+                self.target = int(found[1])
             elif not IGNORED.match(line):
                 raise self.refuse(f"the directive {line!r}")
         if inside or header is not None:
@@ -503,7 +507,7 @@ class Translator:
         return ";"  # membar: threads run one at a time, each sees all that was written before
 
 
-def write(kernels: list[Kernel], source: str) -> str:
+def write(kernels: list[Kernel], source: str, target: int) -> str:
     out = ['#include "ptx/device.hpp"', '#include "ptx/instructions.hpp"', "", "namespace opd::ptx {", "namespace {", ""]
     for number, kernel in enumerate(kernels):
         out.append(f"void kernel_{number}(Thread& t) {{")
@@ -519,7 +523,7 @@ def write(kernels: list[Kernel], source: str) -> str:
     for number, kernel in enumerate(kernels):
         places = ", ".join(f"{{{offset}, {size}}}" for offset, size in kernel.parameters.values())
         out.append(f'  {{"{kernel.name}", "{source}", kernel_{number}, {{{places}}}, {kernel.parameter_bytes}, {kernel.static_shared}, '
-                   f"{kernel.max_threads}, {'true' if kernel.waits_for_blocks else 'false'}}},")
+                   f"{kernel.max_threads}, {'true' if kernel.waits_for_blocks else 'false'}, {target}}},")
     out += ["};", "[[maybe_unused]] const bool known = add_kernels(kernels, sizeof kernels / sizeof *kernels);", "", "}  // namespace",
             "}  // namespace opd::ptx", ""]
     return "\n".join(out)
@@ -533,7 +537,8 @@ def faults_of(file: Path) -> list[Fault]:
 
 def translate(text: str, source: str, faults: list[Fault] | None = None) -> str:
     """C++ of a PTX text. Raises Refused."""
-    return write(Translator(text, faults or []).read(), source)
+    translator = Translator(text, faults or [])
+    return write(translator.read(), source, translator.target)
 
 
 def main() -> int:

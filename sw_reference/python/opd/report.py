@@ -350,6 +350,9 @@ def _overhead(summary: dict) -> str:
              "<i>annotated</i>: the loosely timed model states its delay and measures none.",
              "<i>measured</i>: wall time on this machine for statistic, detection and decision of one operator (median, "
              "99th percentile)."]
+    if any(figures["reaction"]["basis"] == "emulated" for entry in summary["traces"] for figures in entry["reaction_and_overhead"]):
+        notes.append("<i>emulated</i>: the CUDA kernels, executed on the CPU from nvcc's PTX. Its records count; its run time is the emulation's, "
+                     "and no figure of a GPU.")
     for a in models.values():
         notes.append("<i>modelled</i>: a GPU without the unit. That path <b>did not run</b>: computed, <b>not measured</b>, from these assumptions: kernel launch and "
                      f"synchronisation {a['launch_and_synchronise_us']}&nbsp;&micro;s, host decision "

@@ -84,8 +84,8 @@ TEST(EmulatedErrors, AFailedSubmitLeavesNothingOnTheStream) {
   cuda::CudaReference device({.num_ops = 4}, {}, kLimits);
   ref::CpuReference cpu({.num_ops = 4});
   const Batch batch = draw_batch(rng, 0), next = draw_batch(rng, 1);
-  // Five copies, then the kernel: it and the copies before it are enqueued when CUB's call fails.
-  ptx::fail_call(8, cudaErrorUnknown);
+  // One copy, then the kernel: it and the copy before it are enqueued when CUB's call fails.
+  ptx::fail_call(4, cudaErrorUnknown);
   EXPECT_THROW(device.submit(0, batch.completions), std::runtime_error);
   EXPECT_FALSE(ptx::failed_call().empty());
   EXPECT_EQ(ptx::pending(), 0u);

@@ -171,6 +171,8 @@ def model(name: str, form: "translate.Form") -> Callable[..., int]:
     """Bits in, bits out."""
     parts = name.split(".")
     kind = parts[-1]
+    if kind == "u16x2":
+        return lambda a, b: sum(max(a >> shift & 0xFFFF, b >> shift & 0xFFFF) << shift for shift in (0, 16))
     if kind in FORMATS and parts[0] in ("add", "sub", "mul"):
         sign = 1.0 if parts[0] == "add" else -1.0
         one = number(encode(1.0, kind), kind)

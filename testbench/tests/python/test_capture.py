@@ -242,24 +242,58 @@ def check_kernel() -> int:
     """The CUDA kernel, run by Triton's interpreter; with blocks so small that every program walks several."""
     from opd.capture import kernel
 
-    kernel.BLOCK, kernel.MAX_PROGRAMS = 512, 8
+    kernel.BLOCKS = {False: 2048, True: 1024}
+    before: int
 
     def measure(tensor, columns):
         widened = statistics._dense(tensor.to(statistics._WIDEN.get(tensor.dtype, tensor.dtype)))
-        partials = kernel.measure(widened, *statistics.limits(tensor.dtype), columns == statistics.FULL)
-        assert len(partials) == min(8, -(-tensor.numel() // 512))
+        memory = torch.empty(widened.numel() + 16, dtype=widened.dtype)
+        at = -memory.data_ptr() % 16 // widened.element_size() + before  # elements behind a multiple of 16 bytes
+        memory[at:at + widened.numel()] = widened.view(-1)
+        placed = memory[at:at + widened.numel()].view(widened.shape)
+        partials = kernel.measure(placed, *statistics.limits(tensor.dtype), columns == statistics.FULL)
+        aligned = tensor.numel() - min(-placed.data_ptr() % 16 // placed.element_size(), tensor.numel())
+        assert len(partials) == min(8, max(-(-aligned // kernel.BLOCKS[columns == statistics.FULL]), 1))
         return partials
 
-    return sum(check_statistics(measure, name, columns) for name in FORMAT_TYPES for columns in (statistics.CORE, statistics.FULL))
+    compared = 0
+    for before in (0, 3):
+        compared += sum(check_statistics(measure, name, columns) for name in FORMAT_TYPES for columns in (statistics.CORE, statistics.FULL))
+    return compared
+
+
+def check_kernel_spread() -> float:
+    """A mean far from zero beside the spread, which a sum of squares alone would lose. Returns the largest relative error."""
+    from opd.capture import kernel
+
+    kernel.BLOCKS = {False: 512, True: 512}
+    generator = torch.Generator().manual_seed(8)
+    worst = 0.0
+    for mean, spread in ((0, 1), (1, 0.01), (-1000, 0.5)):
+        values = torch.randn(12345, generator=generator) * spread + mean
+        row = statistics.combine(kernel.measure(values, *statistics.limits(values.dtype), True).numpy(), statistics.FULL, np.array([0]))
+        wanted = values.double().var(unbiased=False).item()
+        worst = max(worst, abs(row["var"][0] / wanted - 1), abs(row["mean"][0] - values.double().mean().item()) / max(abs(mean), spread))
+    return worst
+
+
+def interpreted(expression: str) -> str:
+    """What the expression of this module is, with the kernel run by Triton's interpreter."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{PACKAGES}:{Path(__file__).parent}"}
+    result = subprocess.run([sys.executable, "-c", f"import test_capture; print(test_capture.{expression})"], env=environment,
+                            capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_statistics_kernel():
     pytest.importorskip("triton", reason="Triton comes with PyTorch on Linux")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{PACKAGES}:{Path(__file__).parent}"}
-    result = subprocess.run([sys.executable, "-c", "import test_capture; print(test_capture.check_kernel())"], env=environment,
-                            capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) == 5 * 8 * (2 + 8)
+    assert int(interpreted("check_kernel()")) == 2 * 5 * 8 * (2 + 8)
+
+
+def test_statistics_kernel_keeps_a_small_spread():
+    pytest.importorskip("triton", reason="Triton comes with PyTorch on Linux")
+    assert float(interpreted("check_kernel_spread()")) < 2e-5
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])

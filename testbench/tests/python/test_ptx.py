@@ -126,8 +126,8 @@ def test_statements_become_code() -> None:
     code = code_of("@!%p1 bra $L_end;", "ld.param.u64 %rd1, [k_out];", "$L_end:", ".pragma \"used_bytes_mask 15\";", "ld.global.v2.u32 {%r1, %r2}, [%rd1+-8];")
     assert "if (!p1) { goto L_end; }" in code
     assert f"load<Space::kGlobal, std::uint32_t, 2>(t, rd1 + std::uint64_t(-8), 15u, false, {FIRST + 4})" in code
-    assert '{"k", "k.ptx", kernel_0, {{0, 8}, {8, 24}}, 32, 0, 1024, false}' in code
-    assert "kernel_0, {{0, 8}, {8, 24}}, 32, 0, 1024, true}" in code_of("nanosleep.u32 %r1;")
+    assert '{"k", "k.ptx", kernel_0, {{0, 8}, {8, 24}}, 32, 0, 1024, false, 80}' in code
+    assert "kernel_0, {{0, 8}, {8, 24}}, 32, 0, 1024, true, 80}" in code_of("nanosleep.u32 %r1;")
 
 
 def fault(replace: str, **more: object) -> list[translate.Fault]:

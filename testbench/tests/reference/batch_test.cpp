@@ -185,7 +185,7 @@ TEST(ReferenceBatch, ThrustHostPipelineEqualsCpuReference) {
                               plan.segments.data(), counter_width, summaries.data());
       ref::advance_ops(thrust::device,
                        ref::AdvanceOp{plan.segments.data(), summaries.data(), plan.op_begin.data(),
-                                      states.data(), records.data(), setup, counter_width},
+                                      states.data(), records.data(), &setup, counter_width},
                        plan.op_begin.size() - 1);
       for (std::size_t s = 0; s < records.size(); ++s) {
         const std::size_t k = records[s].seq - first_seq;

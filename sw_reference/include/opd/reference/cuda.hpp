@@ -47,10 +47,26 @@ struct Limits {
   unsigned in_flight = 2;                  ///< batches submitted and not yet fetched, >= 1
 };
 
+/// A batch in pinned memory whose work can be enqueued any number of times, in a CUDA graph too: what
+/// changes from time to time is written into it by CudaReference::renew.
+class PreparedBatch {
+ public:
+  ~PreparedBatch();
+  PreparedBatch(PreparedBatch&&) noexcept;
+  PreparedBatch& operator=(PreparedBatch&&) noexcept;
+
+ private:
+  friend class CudaReference;
+  struct State;
+  explicit PreparedBatch(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
 /// Detection unit of all operators on the current CUDA device.
 ///
 /// `submit` copies its arguments to pinned memory, enqueues everything on one stream of its own and
-/// returns; only `fetch` and `states` wait.
+/// returns; only `fetch` and `states` wait. `prepare`, `renew` and `enqueue` are the same in parts,
+/// for CUDA graphs.
 /// Errors: std::runtime_error naming the CUDA call, everywhere. An error that the runtime still keeps
 ///         when the constructor or submit begins was reported to somebody before: it is cleared. A
 ///         batch whose submit failed is not in flight and uses none of its arguments any more; the
@@ -84,7 +100,35 @@ class CudaReference {
   /// Errors: std::logic_error when no batch is in flight.
   std::vector<Result> fetch();
 
-  /// State of every operator after the last batch, indexed by op id. Waits for it.
+  /// Plans a batch and allocates its pinned memory; enqueues nothing. Arguments as in submit, but
+  /// there is one completion at least and all are legal. The learning rate is the one announced by
+  /// now.
+  /// Errors: std::invalid_argument as in submit.
+  PreparedBatch prepare(std::uint32_t first_seq, std::span<const Completion> completions,
+                        Memory memory = Memory::kHost) const;
+
+  /// Plans another batch into the memory of one, whose work has ended: seq, steps, values, addresses
+  /// and formats may be others, its shape may not. The shape is the number of completions, of
+  /// operators among them, of chunks of 256 KiB, and the bytes of host elements, each completion's
+  /// rounded up to 16. Calls nothing of the CUDA runtime.
+  /// Errors: as prepare, and std::invalid_argument naming both shapes where they differ; then the
+  ///         batch is as it was.
+  void renew(PreparedBatch& batch, std::uint32_t first_seq, std::span<const Completion> completions,
+             Memory memory = Memory::kHost) const;
+
+  /// Puts the work of a batch on a stream (null: stream()): a copy, three kernels, a copy. It
+  /// allocates nothing, waits for nothing, and every address it names stays, so that the stream may be
+  /// capturing: the graph does at each launch what the batch then holds. Batches must run one
+  /// after the other, whichever streams they are on, and a batch must neither be renewed nor
+  /// destroyed before its work has ended; a graph must not be launched after the batch or this
+  /// object is gone.
+  /// Errors: as submit for CUDA errors. In a capture nothing has run, and no state is lost.
+  void enqueue(const PreparedBatch& batch, CUstream_st* stream = nullptr);
+
+  /// Results of the work that was enqueued last, once the caller has waited for it; as fetch.
+  std::vector<Result> results(const PreparedBatch& batch) const;
+
+  /// State of every operator after the last batch, indexed by op id. Waits for stream().
   std::vector<ref::OpState> states() const;
 
   /// Illegal completions submitted so far, saturating.

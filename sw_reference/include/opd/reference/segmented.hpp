@@ -136,7 +136,7 @@ struct AdvanceOp {
   const std::uint32_t* op_begin;
   OpState* states;
   OpRecord* records;
-  DetectorSetup setup;
+  const DetectorSetup* setup;
   unsigned counter_width;
 
   OPD_HOST_DEVICE void operator()(std::size_t group) const {
@@ -147,7 +147,7 @@ struct AdvanceOp {
       const TapSummary statistic = clamp_summary(segment.statistic, counter_width);
       summaries[s] = combine(statistic, summaries[s], counter_width);
       records[s] =
-          complete(segment.seq, segment.descriptor, summaries[s], setup, Upset::kNone, state)
+          complete(segment.seq, segment.descriptor, summaries[s], *setup, Upset::kNone, state)
               .record;
     }
     stored = state;

@@ -6,8 +6,8 @@
 // A magnitude leaves the top bit of its lane free, so mag + (2^(w-1) - t) sets that bit exactly
 // when mag >= t: one addition compares all lanes of a word, and no carry leaves a lane.
 //
-//   cost   : about 17 integer operations per 32-bit word; a tile that touches the limit is read
-//            element by element instead (the definition, tap.hpp)
+//   cost   : 6 to 14 integer operations per 32-bit word (docs/performance.md "Instructions of the
+//            device's kernels"); a tile that touches the limit is gone over once more, lane-wise too
 //   exact  : the slices of a chunk, combined in any order, equal the serial summary
 //   source : docs/numerics.md "Tap"
 #include <cstddef>
@@ -38,12 +38,9 @@ struct Packed {
     return (magnitudes + kOnes * ((std::uint32_t{1} << (kWidth - 1)) - kThreshold)) & kTops;
   }
 
-  /// Lane by lane the larger magnitude.
-  OPD_HOST_DEVICE static constexpr std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
-    const std::uint32_t a_wins = ((a | kTops) - b) & kTops;
-    const std::uint32_t mask =
-        a_wins - (a_wins >> (kWidth - 1));  // all magnitude bits of those lanes
-    return (a & mask) | (b & ~mask);
+  /// All bits of every lane whose top bit is set in `tops`, and no others.
+  OPD_HOST_DEVICE static constexpr std::uint32_t fill(std::uint32_t tops) {
+    return tops | (tops - (tops >> (kWidth - 1)));
   }
 
   /// Sum of the lanes; it must fit one lane.
@@ -56,47 +53,136 @@ struct Packed {
   }
 };
 
-/// Adds kQuads loads to `summary`. The first element of load q has index first_index + q * stride.
-/// Counters do not saturate: a slice holds fewer than 2^32 elements.
-template <Format kFormat, unsigned kQuads>
-OPD_HOST_DEVICE constexpr void accumulate_tile(TapSummary& summary, const Quad (&quads)[kQuads],
-                                               std::uint64_t first_index, std::uint64_t stride) {
+/// Two lanes of 16 bits, the larger of each.
+OPD_HOST_DEVICE inline std::uint32_t larger_pair(std::uint32_t a, std::uint32_t b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return __vmaxu2(a, b);
+#else
+  const std::uint32_t low_a = a & 0xFFFF, low_b = b & 0xFFFF;
+  return ((a >> 16) > (b >> 16) ? a & 0xFFFF0000 : b & 0xFFFF0000) |
+         (low_a > low_b ? low_a : low_b);
+#endif
+}
+
+/// Largest magnitude of words, with one maximum of the target for as many lanes as it takes. A lane
+/// that is the top one of a maximum needs no mask: what lies below it decides only among equals.
+template <Format kFormat>
+class LaneMaximum {
+ public:
+  OPD_HOST_DEVICE inline void add(std::uint32_t magnitudes) {
+    if constexpr (P::kLanes == 1) {
+      top_ = max(top_, magnitudes);
+    } else if constexpr (P::kLanes == 2 && kPairs) {
+      top_ = larger_pair(top_, magnitudes);
+    } else if constexpr (P::kLanes == 2) {
+      top_ = max(top_, magnitudes);
+      rest_ = max(rest_, magnitudes & P::kLaneMask);
+    } else if constexpr (kPairs) {
+      top_ = larger_pair(top_, magnitudes);
+      rest_ = larger_pair(rest_, magnitudes & 0x00FF00FF);
+    } else {
+      const std::uint32_t wins = ((magnitudes | P::kTops) - top_) & P::kTops;
+      const std::uint32_t mask = P::fill(wins);
+      top_ = (magnitudes & mask) | (top_ & ~mask);
+    }
+  }
+
+  OPD_HOST_DEVICE inline std::uint32_t value() const {
+    if constexpr (P::kLanes == 1) return top_;
+    if constexpr (P::kLanes == 2 && kPairs) return max(top_ >> 16, top_ & 0xFFFF);
+    if constexpr (P::kLanes == 2) return max(top_ >> 16, rest_);
+    if constexpr (kPairs) {
+      return max(max(top_ >> 24, top_ >> 8 & 0xFF), max(rest_ >> 16, rest_ & 0xFF));
+    }
+    const std::uint32_t pair = larger_pair(top_ & 0x00FF00FF, top_ >> 8 & 0x00FF00FF);
+    return max(pair >> 16, pair & 0xFF);
+  }
+
+ private:
   using P = Packed<kFormat>;
-  constexpr unsigned kElements = kQuads * 4 * P::kLanes;
-  static_assert(kElements <= P::kLaneMask, "lane_sum would overflow");
-  std::uint32_t maxima = 0, normal = 0, nonzero = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr bool kPairs = false;
+#else
+  static constexpr bool kPairs = true;
+#endif
+  OPD_HOST_DEVICE static constexpr std::uint32_t max(std::uint32_t a, std::uint32_t b) {
+    return a > b ? a : b;
+  }
+  std::uint32_t top_ = 0, rest_ = 0;
+};
+
+/// The part of a tile that only one at the limit needs: elements at it and beyond it, and the
+/// largest magnitude below it.
+template <Format kFormat, unsigned kQuads>
+OPD_HOST_DEVICE inline void accumulate_limit(TapSummary& summary, const Quad (&quads)[kQuads],
+                                             std::uint64_t first_index, std::uint64_t stride) {
+  using P = Packed<kFormat>;
+  LaneMaximum<kFormat> maximum;
+  std::uint32_t saturated = 0, nonfinite = 0;
   OPD_UNROLL_DEVICE
   for (unsigned q = 0; q < kQuads; ++q) {
     OPD_UNROLL_DEVICE
     for (unsigned w = 0; w < 4; ++w) {
       const std::uint32_t magnitudes = quads[q].word[w] & ~P::kTops;
-      maxima = P::larger(magnitudes, maxima);
+      const std::uint32_t beyond = P::template at_least<P::kLayout.max_finite + 1>(magnitudes);
+      const std::uint32_t at = P::template at_least<P::kLayout.max_finite>(magnitudes) ^ beyond;
+      maximum.add(magnitudes & ~P::fill(beyond));
+      saturated += at >> (P::kWidth - 1);
+      nonfinite += beyond >> (P::kWidth - 1);
+      if (beyond != 0) {
+        unsigned lane = 0;
+        while ((beyond >> (lane * P::kWidth + P::kWidth - 1) & 1) == 0) ++lane;
+        const std::uint32_t position =
+            clamp_index(first_index + q * stride + w * P::kLanes + lane, 32);
+        if (position < summary.first_nonfinite) summary.first_nonfinite = position;
+      }
+    }
+  }
+  if (maximum.value() > summary.max_mag) summary.max_mag = maximum.value();
+  summary.saturated_count += P::lane_sum(saturated);
+  summary.nonfinite_count += P::lane_sum(nonfinite);
+}
+
+/// Adds kQuads loads to `summary`. The first element of load q has index first_index + q * stride.
+/// Counters do not saturate: a slice holds fewer than 2^32 elements.
+template <Format kFormat, unsigned kQuads>
+OPD_HOST_DEVICE inline void accumulate_tile(TapSummary& summary, const Quad (&quads)[kQuads],
+                                            std::uint64_t first_index, std::uint64_t stride) {
+  using P = Packed<kFormat>;
+  constexpr unsigned kElements = kQuads * 4 * P::kLanes;
+  static_assert(kElements <= P::kLaneMask, "lane_sum would overflow");
+  LaneMaximum<kFormat> maximum;
+  std::uint32_t normal = 0, nonzero = 0;
+  OPD_UNROLL_DEVICE
+  for (unsigned q = 0; q < kQuads; ++q) {
+    OPD_UNROLL_DEVICE
+    for (unsigned w = 0; w < 4; ++w) {
+      const std::uint32_t magnitudes = quads[q].word[w] & ~P::kTops;
+      maximum.add(magnitudes);
       normal += P::template at_least<P::kLayout.min_normal()>(magnitudes) >> (P::kWidth - 1);
       nonzero += P::template at_least<1>(magnitudes) >> (P::kWidth - 1);
     }
   }
-  if (P::template at_least<P::kLayout.max_finite>(maxima) != 0) {
-    OPD_UNROLL_DEVICE
-    for (unsigned q = 0; q < kQuads; ++q) {
-      OPD_UNROLL_DEVICE
-      for (unsigned w = 0; w < 4; ++w) {
-        for (unsigned k = 0; k < P::kLanes; ++k) {
-          accumulate(summary, kFormat, P::lane(quads[q].word[w], k),
-                     first_index + q * stride + w * P::kLanes + k, true, 32);
-        }
-      }
-    }
-    return;
-  }
-  for (unsigned k = 0; k < P::kLanes; ++k) {
-    const std::uint32_t magnitude = P::lane(maxima, k);
-    if (magnitude > summary.max_mag) summary.max_mag = magnitude;
+  const std::uint32_t largest = maximum.value();
+  if (largest >= P::kLayout.max_finite) {
+    accumulate_limit<kFormat>(summary, quads, first_index, stride);
+  } else if (largest > summary.max_mag) {
+    summary.max_mag = largest;
   }
   const std::uint32_t normals = P::lane_sum(normal);
   const std::uint32_t nonzeros = P::lane_sum(nonzero);
   summary.element_count += kElements;
   summary.subnormal_count += nonzeros - normals;
   summary.zero_count += kElements - nonzeros;
+}
+
+/// Tells the compiler where `address` points: a load of memory that it does not know to be global
+/// takes another way.
+OPD_HOST_DEVICE inline const std::byte* global_memory(const std::byte* address) {
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(address));
+#endif
+  return address;
 }
 
 /// Bits of the element at an address that is a multiple of the element size.
@@ -124,6 +210,7 @@ OPD_HOST_DEVICE inline TapSummary summarise_slice(const std::byte* elements, std
   constexpr unsigned kPerQuad = sizeof(Quad) / kBytes;
   constexpr unsigned kInFlight = 4;
   TapSummary summary;
+  elements = global_memory(elements);
 
   const std::uint64_t to_boundary =
       ((0 - reinterpret_cast<std::uintptr_t>(elements)) % sizeof(Quad)) / kBytes;
