@@ -317,7 +317,7 @@ def test_the_command(tmp_path):
     assert healthy.stdout == plain.stdout and len(plain.stdout.splitlines()) == 6 and healthy.returncode == plain.returncode == 7
     assert healthy.stderr.splitlines()[-1] == ("opd guard: Net: 6 steps went through, 0 stopped, 0 mode changes, 0.0 % of 9 operators' "
                                                "executions outside of FAST"), healthy.stderr
-    saved = opd_guard("--log", tmp_path / "log.jsonl", "--no-hints", "--", script, 1e6, 0)
+    saved = opd_guard("--log", tmp_path / "log.jsonl", "--", script, 1e6, 0)
     losses = [float(line) for line in saved.stdout.splitlines()]
     assert len(losses) == 7 and not math.isfinite(losses[0]) and all(map(math.isfinite, losses[1:])) and saved.returncode == 7
     assert "6 steps went through, 1 stopped (1 tried again, 0 dropped)" in saved.stderr.splitlines()[-1]

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--path", metavar="FOLDER", help="where the states are written as well")
     parser.add_argument("--log", metavar="FILE", help="file of the decisions, one JSON object a line")
     parser.add_argument("--no-modes", action="store_true", help="stop bad steps, but leave every operator in FAST")
-    parser.add_argument("--no-hints", action="store_true", help="leave loss scale, clipping and learning rate to the script")
+    parser.add_argument("--hints", action="store_true", help="loss scale, clipping and learning rate follow the device as well")
     parser.add_argument("--model", metavar="CLASS", help="class of the model (default: the outermost module that an optimizer trains)")
     argv = list(sys.argv[1:] if argv is None else argv)
     split = argv.index("--") if "--" in argv else len(argv)
@@ -90,7 +90,7 @@ def _options(arguments: argparse.Namespace) -> dict:
     return {"device": arguments.device, "config": arguments.config and os.path.abspath(arguments.config), "probes": arguments.probes,
             "every": arguments.every, "sideband": arguments.sideband, "compiled": arguments.compiled, "ring": arguments.ring,
             "ring_every": arguments.ring_every, "path": arguments.path and os.path.abspath(arguments.path),
-            "log": arguments.log and os.path.abspath(arguments.log), "modes": not arguments.no_modes, "hints": not arguments.no_hints}
+            "log": arguments.log and os.path.abspath(arguments.log), "modes": not arguments.no_modes, "hints": arguments.hints}
 
 
 def _report(heard: Sequence[Mapping], log: str | None) -> list[str]:
