@@ -28,6 +28,7 @@ import torch.distributed as dist  # noqa: E402
 from opd.device import Device  # noqa: E402
 from opd.guard import GuardError, merging  # noqa: E402
 from opd.guard.monitor import Operator, Seen  # noqa: E402
+from opd.guard.steps import StepGuard  # noqa: E402
 from opd.reference import ReferenceMissing, module  # noqa: E402
 from opd.registers import Format  # noqa: E402
 from torch import nn  # noqa: E402
@@ -503,10 +504,15 @@ def test_runs_that_are_refused(tmp_path):
             with pytest.raises(GuardError) as error:
                 opd.guard(model, optimizer)
             found.append(str(error.value))
-        return found
+        wrapped = DistributedDataParallel(made)
+        with pytest.raises(GuardError) as error:
+            StepGuard(wrapped, optimizer)
+        assert not made._forward_hooks
+        return [*found, str(error.value)]
     for found in whole(on_ranks(tmp_path, refusals)):
         assert "is not in DistributedDataParallel" in found[0] and "FullyShardedDataParallel leaves each process a share" in found[1]
         assert "DataParallel runs copies in threads" in found[2] and "spans a part of the processes" in found[3]
+        assert "whose loop is not its own" in found[4]
 
 
 # --- what is exchanged

@@ -399,6 +399,11 @@ class _Following:
         pass
 
 
+def is_of_many() -> bool:
+    """Whether this process is one of several in a process group."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def ranks_of(model: nn.Module) -> Alone:
     """The ranks of a model's run. Raises GuardError for a run of several processes that cannot be guarded."""
     if isinstance(model, nn.DataParallel):
@@ -415,7 +420,7 @@ def ranks_of(model: nn.Module) -> Alone:
             raise GuardError(f"model: a run of {number} processes (WORLD_SIZE) without a process group; call init_process_group and "
                              "wrap the model in DistributedDataParallel first")
         return Alone()
-    if dist.get_world_size() == 1:
+    if not is_of_many():
         return Alone()
     wrapper = find_wrapper(getattr(model, "_orig_mod", model))
     if wrapper is None:

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from opd.capture.amp import in_backward
+from opd.guard.errors import GuardError
 from opd.guard.monitor import Seen
+from opd.guard.ranks import is_of_many
 from opd.guard.ring import Random
 from opd.guard.session import Guard
 
@@ -26,9 +28,13 @@ GONE = "the loop does not give its batches again"
 
 
 class StepGuard(Guard):
-    """The arguments of Guard, which is open at once."""
+    """The arguments of Guard, which is open at once. One process only: ranks have to end a step at the same place, and where that is the
+    loop decides."""
 
     def __init__(self, model: nn.Module, optimizer, **options):
+        if is_of_many():
+            raise GuardError("model: a run of several processes whose loop is not its own; write the loop with opd.guard (docs/guard.md, "
+                             "Many ranks), or guard a run of one process")
         super().__init__(model, optimizer, **options)
         self._may_step: bool | None = None         # None: the open step was not judged yet
         self._seen: Seen | None = None             # of the step that was
