@@ -41,7 +41,7 @@ def key_of(run: Run, arm: str, device: str | None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-KEPT = ("run", "label", "split", "arm", "incident", "batches", "finished", "why", "at", "lost", "tried", "start_loss", "final_loss", "ms")
+KEPT = ("run", "label", "split", "arm", "incident", "batches", "finished", "why", "at", "first_bad_loss", "lost", "tried", "start_loss", "final_loss", "ms")
 OF_GUARD = ("outside_fast", "beyond_format", "stopped", "retries", "dropped", "roll_backs", "skipped_by_scaler", "mode_changes", "carried", "detached",
             "first_stop", "first_downshift", "stopped_by")
 
