@@ -53,7 +53,7 @@ def read_rows(path: Path) -> list[dict]:
 
 def write_rows(path: Path, rows: list[dict]) -> None:
     """What the tables need of each row, in order of run and arm."""
-    kept = [{**{key: row[key] for key in KEPT}, **({"guard": {key: row["guard"][key] for key in OF_GUARD}} if "guard" in row else {})}
+    kept = [{**{key: row[key] for key in KEPT}, **({"guard": {key: row["guard"].get(key) for key in OF_GUARD}} if "guard" in row else {})}
             for row in sorted(rows, key=lambda row: (row["run"], row["arm"]))]
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
 

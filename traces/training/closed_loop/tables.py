@@ -13,6 +13,8 @@ WITHOUT = "GradScaler"     # what the guard is put on top of: a run dies without
 WITHIN = 0.02              # of the final loss
 GOALS = {"finish": 0.9, "loss": WITHIN, "outside": 0.05}
 
+BEFORE = "guard before"    # the guard as it was before it was changed on tuning seeds; of some runs
+
 Row = dict
 Rows = dict[str, dict[str, Row]]  # run -> arm -> row
 
@@ -139,6 +141,20 @@ def misses(runs: Rows) -> list[list[str]]:
             losses = [apart(arm, arms) for arm in ("guard", "BF16", "FP32 again")] if trains(arms) else [
                 "FP32 does not train" if arms["FP32"]["finished"] else f"FP32 dies at {arms['FP32']['at']}", "", ""]
             table.append([f"`{name}`", ", ".join(missed), *losses, *(percent(guard["guard"][key]) for key in ("outside_fast", "beyond_format"))])
+    return table
+
+
+def changed(runs: Rows) -> list[list[str]]:
+    """The guard before and after what was changed, on the tuning runs that both have made."""
+    both = [arms for arms in runs.values() if BEFORE in arms and arms["FP32"]["incident"] is not None]
+    training = [arms for arms in both if trains(arms)]
+    table = [["of the tuning runs that both have made", "before", "after"]]
+    told = {arm: (_share(sum(arms[arm]["finished"] for arms in both), len(both)), str(sum(arms[arm]["lost"] for arms in both)),
+                  _share(sum(is_near(arms[arm], arms) for arms in training), len(training)),
+                  percent(statistics.fmean(arms[arm]["guard"]["outside_fast"] for arms in both)),
+                  str(sum(arms[arm]["guard"]["stopped"] for arms in both))) for arm in (BEFORE, "guard")} if both else {}
+    for i, name in enumerate(("finished", "steps lost, together", "loss within 2 % of FP32's, where FP32 trains", "outside FAST, mean", "attempts stopped, together")):
+        table.append([name, *(told[arm][i] for arm in told)])
     return table
 
 
