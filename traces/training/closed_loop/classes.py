@@ -15,16 +15,16 @@ class NumericClass:
 
 CLASSES = (
     NumericClass("A slow growth over steps", "gpt-e4m3-high-lr-1", ""),
-    NumericClass("B growth across layers within one pass", "gpt-no-norm-1", "no step before it: the layers are seen in the pass in which they overflow"),
+    NumericClass("B growth across layers within one pass", "gpt-no-norm-1", "the pass in which it happens gives no warning; the growth over the steps before does"),
     NumericClass("C jump at one operator", "gpt-flip-activation-1", "a jump that stays finite and is followed by a normal value"),
     NumericClass("D overflow inside an accumulator", "gpt-rms-accumulator-1", "only where the accumulator's result is an output of its own; a sum inside a "
                  "fused kernel is not seen"),
     NumericClass("E absorbed or silent", "gpt-e4m3-saturating-1", "a value clipped to the largest one is finite and is never stopped"),
-    NumericClass("F single-step jump", "moe-squared-relu-1", "nothing before it"),
+    NumericClass("F single-step jump", "convnet-lr-jump-1", "no warning; the step is stopped, and tried again in other modes"),
     NumericClass("G loss-scale collapse", "recurrent-relu-high-lr-1", ""),
     NumericClass("H loss scale too large", "convnet-loss-scale-search-1", "the scaler's own: it skips the step, no operator is downshifted"),
     NumericClass("I intermittent", "moe-loss-scale-experts-1", "an expert without tokens has no completion in that step"),
-    NumericClass("J bit flip", "gpt-flip-weight-1", "a flip that stays finite: seen as a jump at most, and nothing is rolled back"),
+    NumericClass("J bit flip", "gpt-flip-weight-1", "a flip that stays finite is a jump at most: downshifted for it, nothing is rolled back"),
     NumericClass("K row hidden as a whole", "gpt-hidden-query-1", ""),
     NumericClass("L zero variance", "gpt-zero-variance-1", "its gradient overflows under the loss scale: the scaler's"),
     NumericClass("M fine in BF16, not in FP16", "recurrent-relu-no-warmup-1", ""),

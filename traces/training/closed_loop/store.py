@@ -41,7 +41,7 @@ def key_of(run: Run, arm: str, device: str | None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-KEPT = ("run", "label", "split", "arm", "incident", "batches", "finished", "why", "at", "lost", "tried", "start_loss", "final_loss", "ms")
+KEPT = ("run", "label", "split", "arm", "incident", "batches", "finished", "why", "at", "first_bad_loss", "lost", "tried", "start_loss", "final_loss", "ms")
 OF_GUARD = ("outside_fast", "beyond_format", "stopped", "retries", "dropped", "roll_backs", "skipped_by_scaler", "mode_changes", "carried", "detached",
             "first_stop", "first_downshift", "stopped_by")
 
@@ -53,7 +53,7 @@ def read_rows(path: Path) -> list[dict]:
 
 def write_rows(path: Path, rows: list[dict]) -> None:
     """What the tables need of each row, in order of run and arm."""
-    kept = [{**{key: row[key] for key in KEPT}, **({"guard": {key: row["guard"][key] for key in OF_GUARD}} if "guard" in row else {})}
+    kept = [{**{key: row[key] for key in KEPT}, **({"guard": {key: row["guard"].get(key) for key in OF_GUARD}} if "guard" in row else {})}
             for row in sorted(rows, key=lambda row: (row["run"], row["arm"]))]
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
 
