@@ -76,7 +76,7 @@ def test_an_output_that_cannot_be_written(tmp_path, name, options):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["no-such-command"], "opd: no-such-command: no such command; the commands are calibrate, capture, evaluate, governor, import, localise, triage"),
+    (["no-such-command"], "opd: no-such-command: no such command; the commands are calibrate, capture, evaluate, governor, guard, import, localise, triage"),
     (["no-such-command", "--help"], "opd: no-such-command: no such command"),
     (["evalute", "--help"], "opd: evalute: no such command; did you mean evaluate?"),
     (["-x"], "opd: -x: no such command"),
