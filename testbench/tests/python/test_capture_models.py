@@ -86,7 +86,8 @@ def test_reported_default_probes(captured, probes, op, step):
     trace = result.trace
     assert (trace.label, trace.first_bad_op, trace.first_bad_step) == ("sudden", op, step)
     if probes == "key":
-        assert trace.manifest["incident"]["text"].startswith("step 59: the loss is nan")
+        first = trace.step[np.isnan(trace.loss)][0]  # which one depends on the CPU's order of sums
+        assert trace.manifest["incident"]["text"].startswith(f"step {first}: the loss is nan")
         assert all("--probes output" in said for said in (trace.manifest["incident"]["advice"], result.lines[-1]))
         assert result.errors.count("no probe of the forward pass is non-finite") == 2  # at that moment, and at the end
 
