@@ -258,7 +258,8 @@ class GenerationGuard:
         stop = seen.operators.index(bad[0]) + 1 if bad else len(seen.operators)  # what came after says nothing of itself
         outcome = self._decider.feed(self._step, seen, self._taken(seen, stop))
         what, first = "output" if bad else "logits", bad[0].name if bad else None
-        self._log.note("stopped", self._step, what=what, operator=first, attempt=attempt, escalate=outcome is not None and bool(outcome.escalate))
+        self._log.note("stopped", self._step, what=what, operator=first, attempt=attempt,
+                       escalate=outcome is not None and bool(outcome.escalate), ranks=[0])
         if attempt == 1:
             log.warning("token %d: %s%s is not finite; the token is not emitted", self._step, what, "" if first is None else f" of {first}")
         if not self._decider.follows or attempt >= ATTEMPTS:
