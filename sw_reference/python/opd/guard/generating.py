@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from opd.capture.attention import SIDEBANDS
 from opd.capture.hooks import COMPILED
 from opd.device_config import DeviceConfig
+from opd.guard.attached import Attached
 from opd.guard.caches import CausalLM, Own, cache_name
 from opd.guard.deciding import Decider
 from opd.guard.decisions import DecisionLog
@@ -30,7 +31,7 @@ log = logging.getLogger("opd.guard")
 ATTEMPTS = 4  # of one token with its cache: as it is, the first operator in SAFE, all that are non-finite, everything
 
 
-class GenerationGuard:
+class GenerationGuard(Attached):
     """Guards generation; a context manager. opd.guard.generation(...) makes one.
 
     model     a causal language model of Hugging Face, or any module, with step and truncate
@@ -41,6 +42,8 @@ class GenerationGuard:
     Raises GuardError, or CaptureError for probes, for arguments that cannot work. Once tokens are on their way nothing is raised into
     the loop: a guard that fails detaches, says so once, and generation goes on without it.
     """
+
+    _UNIT, _GUARDED = "token", "generation"
 
     def __init__(self, model: nn.Module, *, step: Callable | None = None, truncate: Callable | None = None, device: str | Callable = "cpu",
                  probes: str | Iterable[str] = "key,output", modes: bool = True, config: Mapping[str, float] | DeviceConfig | None = None,
@@ -63,19 +66,10 @@ class GenerationGuard:
         self._modes = Modes(self._monitor.modules, self._monitor.compiled, self._monitor.own_type, self._fail)
         self._decider = Decider(make_device, self._monitor, self._modes, self._log, self._counts, modes)
         self._step = 0
-        self._is_open = self._is_off = False
-        self._why: str | None = None
         self.finish: str | None = None  # why the last generation ended
         self.logits: Tensor | None = None  # that the last token was chosen from
 
     # --- what the user calls
-
-    def __enter__(self) -> GenerationGuard:
-        self._is_open = True
-        return self
-
-    def __exit__(self, kind, error, traceback) -> None:
-        self.close()
 
     def close(self) -> None:
         """Takes the guard off. A second call does nothing."""
@@ -105,20 +99,6 @@ class GenerationGuard:
         choice = Choice(do_sample, temperature, top_k, generator)
         return self._tokens(input_ids, max_new_tokens, attention_mask, choice, eos_token_id, pad_token_id)
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether it still guards."""
-        return self._is_open and self._why is None
-
-    @property
-    def decisions(self) -> list[dict]:
-        """What is in the log, so far."""
-        return self._log.decisions
-
-    def modes(self) -> dict[str, str]:
-        """Operators that are not in FAST, and their modes."""
-        return self._decider.outside_fast()
-
     def summary(self) -> dict:
         """Counts so far."""
         executions = self._counts["executions"]
@@ -139,28 +119,12 @@ class GenerationGuard:
             return None
 
     def _fail(self, error: Exception) -> None:
-        if self._why is not None:
-            return
-        self._why = f"token {self._step}: {type(error).__name__}: {error}"
-        self._modes.is_passive = True
-        self._monitor.listening = False
-        log.error("the guard ends, generation goes on without it: %s", self._why, exc_info=error)
-        try:
-            self._log.note("detached", self._step, why=f"{type(error).__name__}: {error}")
-        except Exception:  # a full disk: it is on the terminal
-            pass
+        if self._why is None:
+            self._detach(f"{type(error).__name__}: {error}", error)
 
     def _take_off(self) -> None:
-        """Removes the hooks; never while a module runs."""
-        if self._is_off:
-            return
-        self._is_off = True
         self._monitor.listening = False
-        for remove in (self._modes.remove, self._monitor.remove, self._decider.close):
-            try:
-                remove()
-            except Exception:
-                log.debug("a part of the guard could not be taken off", exc_info=True)
+        self._remove(self._modes.remove, self._monitor.remove, self._decider.close)
 
     # --- tokens
 

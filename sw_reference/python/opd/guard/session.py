@@ -21,6 +21,7 @@ from opd.capture.hooks import COMPILED
 from opd.capture.optimizer import unwrap
 from opd.device import Hints, Outcome
 from opd.device_config import DeviceConfig
+from opd.guard.attached import Attached
 from opd.guard.deciding import Decider
 from opd.guard.decisions import DecisionLog
 from opd.guard.device import factory, with_defaults
@@ -51,7 +52,7 @@ class _Verdict:
     ranks: list[int] = field(default_factory=lambda: [0])
 
 
-class Guard:
+class Guard(Attached):
     """Guards a training run; a context manager. opd.guard(...) makes one.
 
     model       a module, or its DistributedDataParallel: then every rank makes a guard, and they decide together (opd.guard.ranks)
@@ -131,9 +132,6 @@ class Guard:
         self._informed = 0                      # those in which it was looked at
         self._drops = 0                         # steps dropped in a row
         self._went_back = False                 # to the oldest state, since the last clean step
-        self._why: str | None = None            # it is detached
-        self._is_open = False
-        self._is_off = False                    # the hooks are gone
         self._uses_batches = False
         self._is_due = False                    # a state is to be taken before the next step begins
         self._losses: list[float] = []          # of the open step
@@ -150,12 +148,9 @@ class Guard:
     # --- what the user calls
 
     def __enter__(self) -> Guard:
-        self._is_open = True
+        super().__enter__()
         self._monitor.listening = self._listens()
         return self
-
-    def __exit__(self, kind, error, traceback) -> None:
-        self.close()
 
     def close(self) -> None:
         """Takes the guard off. A second call does nothing."""
@@ -270,20 +265,6 @@ class Guard:
         """Number of the step that is open; it goes back with a roll-back."""
         return self._step
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether it still guards."""
-        return self._is_open and self._why is None
-
-    @property
-    def decisions(self) -> list[dict]:
-        """What is in the log, so far."""
-        return self._log.decisions
-
-    def modes(self) -> dict[str, str]:
-        """Operators that are not in FAST, and their modes."""
-        return self._decider.outside_fast()
-
     def operators(self) -> list[Operator]:
         """What it watches, in the order in which each was seen first."""
         return list(self._monitor.operators)
@@ -347,31 +328,8 @@ class Guard:
             return self._scaler is None and not self._has_finite_gradients()
         return not all(map(math.isfinite, self._losses))
 
-    def _detach(self, why: str, error: Exception | None = None) -> None:
-        self._why = f"step {self._step}: {why}"
-        self._modes.is_passive = True
-        self._monitor.listening = False
-        log.error("the guard ends, the run goes on without it: %s", self._why, exc_info=error)
-        try:
-            self._log.note("detached", self._step, why=why)
-        except Exception:  # a full disk: it is on the terminal
-            pass
-
     def _take_off(self) -> None:
-        """Removes the hooks; never while a module runs, whose function modes they have to end."""
-        if self._is_off:
-            return
-        self._is_off = True
-        for part in (self._modes, self._monitor, self._incidents):
-            try:
-                part.remove()
-            except Exception:
-                log.debug("a hook could not be removed", exc_info=True)
-        try:
-            self._scale_by(Hints())
-            self._decider.close()
-        except Exception:
-            log.debug("the device could not be closed", exc_info=True)
+        self._remove(self._modes.remove, self._monitor.remove, self._incidents.remove, lambda: self._scale_by(Hints()), self._decider.close)
 
     # --- the parts of a step
 
