@@ -26,8 +26,8 @@ except ReferenceMissing as missing:
 SIMULATED = [kind for kind in KINDS if kind != "cpu"]
 OVERFLOWS = {
     "product": ({"hints": False}, {"gain": 220.0, "lr": 1e-3}),
-    "product-hints": ({}, {"gain": 220.0, "lr": 1e-3}),
-    "squares": ({"probes": "all", "config": {"safe_steps": 3, "quiet_steps": 2}}, {"norm": SquareNorm, "boost": 600.0, "growth": 10**6}),
+    "product-hints": ({"hints": True}, {"gain": 220.0, "lr": 1e-3}),
+    "squares": ({"hints": True, "probes": "all", "config": {"safe_steps": 3, "quiet_steps": 2}}, {"norm": SquareNorm, "boost": 600.0, "growth": 10**6}),
 }
 
 
