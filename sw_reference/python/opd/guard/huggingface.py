@@ -13,17 +13,16 @@ from __future__ import annotations
 from transformers import Trainer, TrainerCallback
 
 from opd.guard.accelerate import Skips
-from opd.guard.attachment import attach
+from opd.guard.attachment import Holder, attach
 from opd.guard.ring import kept
 from opd.guard.steps import StepGuard
 
 
-class GuardCallback(TrainerCallback):
+class GuardCallback(Holder, TrainerCallback):
     """options: of opd.guard; model, optimizer, scaler and first_step come from the Trainer."""
 
     def __init__(self, trainer: Trainer | None = None, **options):
         self._trainer, self._options = trainer, options
-        self.guard: StepGuard | None = None
 
     def on_train_begin(self, args, state, control, model=None, optimizer=None, **_):
         self._close()
@@ -36,14 +35,6 @@ class GuardCallback(TrainerCallback):
 
     def on_train_end(self, args, state, control, **_):
         self._close()
-
-    def summary(self) -> dict:
-        """Of the last run."""
-        return self.guard.summary()
-
-    def _close(self) -> None:
-        if self.guard is not None:
-            self.guard.close()
 
 
 class _Parts:

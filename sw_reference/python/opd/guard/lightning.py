@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback
 
-from opd.guard.attachment import attach
+from opd.guard.attachment import Holder, attach
 from opd.guard.steps import StepGuard
 
 
-class GuardCallback(Callback):
+class GuardCallback(Holder, Callback):
     """options: of opd.guard; model, optimizers, scaler and first_step come from the Trainer."""
 
     def __init__(self, **options):
         self._options = options
-        self.guard: StepGuard | None = None
 
     def on_train_start(self, trainer, pl_module):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -32,14 +31,6 @@ class GuardCallback(Callback):
 
     def on_exception(self, trainer, pl_module, exception):
         self._close()
-
-    def summary(self) -> dict:
-        """Of the last run."""
-        return self.guard.summary()
-
-    def _close(self) -> None:
-        if self.guard is not None:
-            self.guard.close()
 
 
 class _Parts:
