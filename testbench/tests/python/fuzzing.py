@@ -351,20 +351,24 @@ def compressed(rng: random.Random, data: bytes) -> bytes:
     for _ in range(rng.choice((0, 1, 1, 2, 5))):
         how = rng.randrange(7)
         if how <= 3:
-            data = (gzip.compress, bz2.compress, lzma.compress, _zipped)[how](data)
+            data = (_gzipped, bz2.compress, lzma.compress, _zipped)[how](data)
         elif how == 4:
             data = data.decode("utf-8", "replace").encode(rng.choice(("utf-16", "utf-16-le", "utf-16-be", "utf-32")))
         elif how == 5:
-            data = gzip.compress(data + bytes(rng.choice((0, 1 << 16, 1 << 24))))
+            data = _gzipped(data + bytes(rng.choice((0, 1 << 16, 1 << 24))))
         if rng.randrange(4) == 0:
             data = damaged(rng, data)
     return data
 
 
+def _gzipped(data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0)
+
+
 def _zipped(data: bytes) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.log", data)
+        archive.writestr(zipfile.ZipInfo("a.log"), data, zipfile.ZIP_DEFLATED)
     return stream.getvalue()
 
 

@@ -610,7 +610,8 @@ def test_figures_that_do_not_exist_are_absent(tmp_path):
 def test_figures_say_whether_a_path_ran_and_at_which_clock_a_cycle_is_time(small, tmp_path):
     stdout = opd("replay", small, "--out", tmp_path).stdout
     trace = json.loads((tmp_path / "summary.json").read_text())["traces"][0]
-    rows = [re.split(r"  +", line.strip()) for line in stdout.split("\nReaction:")[1].splitlines() if line.startswith("  small")]
+    table = stdout.split("\nReaction:")[1].split("\n\n")[0]
+    rows = [re.split(r"  +", line.strip()) for line in table.splitlines() if line.startswith("  small")]
     ran = {row[1].removesuffix(", not run"): not row[1].endswith(", not run") for row in rows}
     assert ran == {**{path: True for path in trace["paths"] if path != "systemc-lt"}, "cuda": "cuda" in trace["paths"]}
     assert {entry["path"]: entry["ran"] for entry in trace["reaction_and_overhead"] if entry["path"] != "systemc-lt"} == ran
