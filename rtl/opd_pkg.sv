@@ -144,6 +144,15 @@ package opd_pkg;
     logic z;
   } flags_t;
 
+  // The bits of a magnitude in its format; those above do not exist there.
+  function automatic logic [30:0] magnitude_bits(logic [2:0] format, logic [30:0] value);
+    unique case (format)
+      opd_reg_pkg::FormatFp16, opd_reg_pkg::FormatBf16: return 31'(value[14:0]);
+      opd_reg_pkg::FormatE4m3, opd_reg_pkg::FormatE5m2: return 31'(value[6:0]);
+      default:                                          return value;
+    endcase
+  endfunction
+
   // c * 2^-n of a finite binary32 magnitude: 0 below the normal range, infinity above it.
   function automatic logic [30:0] scaled(logic [30:0] c, logic signed [11:0] n);
     logic signed [11:0] exponent;

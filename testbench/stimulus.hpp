@@ -102,7 +102,7 @@ class Stimulus {
       if (chance(0.5)) {
         d.op = static_cast<std::uint16_t>(parameters_.num_ops + below(100));
       } else {
-        d.format = static_cast<Format>(5 + below(3));
+        d.format = static_cast<Format>(chance(0.5) ? 5 + below(3) : 5 + below(251));
       }
     }
     return d;
@@ -195,6 +195,9 @@ class Stimulus {
     const std::uint32_t level = new_level(s.descriptor, layout);
     s.summary = {};
     s.summary.max_mag = chance(0.05) ? 0 : chance(0.1) ? layout.max_finite : level;
+    // The sideband takes any 32 bits: another format's magnitude, a sign, a NaN.
+    if (chance(0.05)) s.summary.max_mag = static_cast<std::uint32_t>(bits());
+    if (chance(0.05)) s.summary.max_mag |= static_cast<std::uint32_t>(bits()) << 15;
     s.summary.element_count = static_cast<std::uint32_t>(bits());
     if (chance(0.05)) {
       s.summary.nonfinite_count = static_cast<std::uint32_t>(1 + below(70));

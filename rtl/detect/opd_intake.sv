@@ -6,7 +6,7 @@
 //
 //   latency : 0 clocks from either source to completion_o; stat_ready_o depends on registers only
 //   neither : completion_valid_o = 0, completion_o = 0
-//   rule    : docs/architecture.md, "Timing contract"; clamping: docs/numerics.md, "Tap"
+//   rule    : docs/architecture.md, "Timing contract"; what is kept of a statistic: docs/numerics.md, "Tap"
 `include "opd_assert.svh"
 
 module opd_intake #(
@@ -23,7 +23,7 @@ module opd_intake #(
   input  logic                 stat_valid_i,
   output logic                 stat_ready_o,
   input  opd_pkg::descriptor_t stat_descriptor_i,
-  input  opd_pkg::summary_t    stat_summary_i,       // counters not yet clamped
+  input  opd_pkg::summary_t    stat_summary_i,       // as it came: counters not clamped, any max_mag
   // Queue
   input  logic                 queue_has_room_i,     // for the sideband: half of it is the tap's
   output logic                 completion_valid_o,
@@ -53,7 +53,8 @@ module opd_intake #(
     end else if (completion_valid_o) begin
       completion_o.seq                     = seq_q;
       completion_o.descriptor              = stat_descriptor_i;
-      completion_o.summary.max_mag         = stat_summary_i.max_mag;
+      completion_o.summary.max_mag         =
+          opd_pkg::magnitude_bits(stat_descriptor_i.format, stat_summary_i.max_mag);
       completion_o.summary.element_count   = clamp(stat_summary_i.element_count, CounterMax);
       completion_o.summary.nonfinite_count = clamp(stat_summary_i.nonfinite_count, CounterMax);
       completion_o.summary.first_nonfinite =

@@ -210,7 +210,8 @@ Tally compare_batches(std::uint64_t seed, unsigned batch_count, unsigned counter
       if (opd::ref::is_known(completion.descriptor.format)) {
         const opd::TapSummary elements =
             opd::ref::summarise(completion.descriptor.format, completion.elements, counter_width);
-        summary = opd::ref::combine(opd::ref::clamp_summary(completion.statistic, counter_width),
+        summary = opd::ref::combine(opd::ref::sideband_summary(completion.descriptor.format,
+                                                               completion.statistic, counter_width),
                                     elements, counter_width);
       }
       const std::optional<opd::ref::Detection> detection =

@@ -50,7 +50,7 @@ void Device::on_clock_() {
     complete_(*completion);
   } else if (statistic_taken) {
     const Statistic& in = statistic.read();
-    complete_({in.descriptor, counter_limit_.clamp(in.summary)});
+    complete_({in.descriptor, counter_limit_.clamp(in.descriptor.format, in.summary)});
   }
   registers_.set_queue_level(queue_.level());
 

@@ -115,7 +115,7 @@ tlm::tlm_response_status LooselyTimedDevice::operate_(const tlm::tlm_generic_pay
 
   if (extension->statistic) {
     if (transaction.is_write()) return tlm::TLM_COMMAND_ERROR_RESPONSE;
-    complete_({descriptor, counter_limit_.clamp(*extension->statistic)});
+    complete_({descriptor, counter_limit_.clamp(descriptor.format, *extension->statistic)});
     delay += clock_period_;
     return tlm::TLM_OK_RESPONSE;
   }

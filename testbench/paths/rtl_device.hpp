@@ -4,6 +4,7 @@
 #include <verilated.h>
 #include <verilated_fst_c.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -146,6 +147,11 @@ class RtlDevice final : public PinDevice {
                                std::to_string(cycle_) + "); its name is on standard output");
   }
 
+  /// The format on a port of three bits; a code that does not fit is driven as 7, which is as illegal.
+  static std::uint8_t format_code(Format format) {
+    return std::min(static_cast<std::uint8_t>(format), std::uint8_t{7});
+  }
+
   void drive(const CycleInput& input) {
     if (throws_) Verilated::threadContextp(&context_);
     model_->beat_valid_i = input.beat_valid;
@@ -153,7 +159,7 @@ class RtlDevice final : public PinDevice {
       const OpDescriptor& d = input.beat.descriptor;
       model_->beat_stream_i = input.beat.stream;
       model_->beat_op_i = d.op;
-      model_->beat_format_i = static_cast<std::uint8_t>(d.format) & 7u;
+      model_->beat_format_i = format_code(d.format);
       model_->beat_step_i = d.step;
       model_->beat_scale_log2_i = static_cast<std::uint8_t>(d.scale_log2);
       model_->beat_last_i = input.beat.last;
@@ -168,7 +174,7 @@ class RtlDevice final : public PinDevice {
       const OpDescriptor& d = input.statistic.descriptor;
       const TapSummary& s = input.statistic.summary;
       model_->stat_op_i = d.op;
-      model_->stat_format_i = static_cast<std::uint8_t>(d.format) & 7u;
+      model_->stat_format_i = format_code(d.format);
       model_->stat_step_i = d.step;
       model_->stat_scale_log2_i = static_cast<std::uint8_t>(d.scale_log2);
       model_->stat_max_mag_i = s.max_mag;

@@ -173,7 +173,8 @@ TEST(ReferenceBatch, ThrustHostPipelineEqualsCpuReference) {
                                                   segment.count * tb::element_size(format));
         const TapSummary summary = segment.elements != nullptr
                                        ? ref::summarise(format, elements, counter_width)
-                                       : ref::clamp_summary(segment.statistic, counter_width);
+                                       : ref::sideband_summary(format, segment.statistic,
+                                                               counter_width);
         expected_summaries.push_back(summary);
         expected_records.push_back(cpu.complete(segment.seq, segment.descriptor, summary)->record);
       }

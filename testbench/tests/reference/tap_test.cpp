@@ -108,7 +108,7 @@ TEST(ReferenceTap, ADisabledElementChangesNothing) {
   EXPECT_EQ(summary.first_nonfinite, 1u);  // a disabled lane keeps its index
 }
 
-TEST(ReferenceTap, AStatisticIsClampedButItsMagnitudeIsNot) {
+TEST(ReferenceTap, CountersOfAStatisticAreClamped) {
   const TapSummary statistic{.max_mag = 0xFFFFFFFFu,
                              .element_count = 15,
                              .nonfinite_count = 16,
@@ -125,6 +125,21 @@ TEST(ReferenceTap, AStatisticIsClampedButItsMagnitudeIsNot) {
                                                           .zero_count = 15}));
   EXPECT_EQ(ref::clamp_summary(TapSummary{}, 4).first_nonfinite, kNoElement);
   EXPECT_EQ(ref::clamp_summary(statistic, 32), statistic);
+}
+
+TEST(ReferenceTap, OfAStatisticTheMagnitudeBitsOfItsFormatCount) {
+  const auto kept = [](unsigned format) {
+    return ref::sideband_summary(static_cast<Format>(format), {.max_mag = 0xFFFFFFFFu}, 32).max_mag;
+  };
+  EXPECT_EQ(kept(0), 0x7FFFu);
+  EXPECT_EQ(kept(1), 0x7FFFu);
+  EXPECT_EQ(kept(2), 0x7Fu);
+  EXPECT_EQ(kept(3), 0x7Fu);
+  EXPECT_EQ(kept(4), 0x7FFFFFFFu);
+  for (const unsigned illegal : {5u, 7u, 255u}) EXPECT_EQ(kept(illegal), 0xFFFFFFFFu);
+  EXPECT_EQ(
+      ref::sideband_summary(Format::kFp16, {.max_mag = 0x80000000u, .zero_count = 99}, 4),
+      (TapSummary{.max_mag = 0, .zero_count = 15}));
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ OPD_HOST_DEVICE inline float scaled(float c, std::int32_t n) {
 }
 
 /// A magnitude as a binary32 number, exact. Bits above the format's width are ignored, and a
-/// non-finite exponent field is read like any other: a sideband max_mag may carry any 32 bits.
+/// non-finite exponent field is read like any other: a sideband max_mag may have one.
 OPD_HOST_DEVICE inline float to_binary32(Format format, std::uint32_t max_mag) {
   const FormatLayout layout = layout_of(format);
   const std::uint32_t magnitude = max_mag & layout.magnitude_mask();

@@ -10,7 +10,7 @@
 
 namespace opd::ref {
 
-/// x(max_mag). Bits above the exponent field are ignored: a sideband max_mag may carry any 32 bits.
+/// x(max_mag) of a magnitude of the format, also of one that is no finite number.
 OPD_HOST_DEVICE constexpr std::int32_t log2_code(Format format, std::uint32_t max_mag) {
   const FormatLayout layout = layout_of(format);
   const std::uint32_t magnitude = max_mag & layout.magnitude_mask();

@@ -144,7 +144,8 @@ struct AdvanceOp {
     OpState state = stored;
     for (std::uint32_t s = op_begin[group]; s < op_begin[group + 1]; ++s) {
       const Segment& segment = segments[s];
-      const TapSummary statistic = clamp_summary(segment.statistic, counter_width);
+      const TapSummary statistic = 
+          sideband_summary(segment.descriptor.format, segment.statistic, counter_width);
       summaries[s] = combine(statistic, summaries[s], counter_width);
       records[s] =
           complete(segment.seq, segment.descriptor, summaries[s], *setup, Upset::kNone, state)

@@ -76,8 +76,7 @@ struct Combine {
   }
 };
 
-/// A statistic from the sideband as the device stores it: counters saturate, max_mag is taken as it
-/// is.
+/// The summary with counters of counter_width bits.
 OPD_HOST_DEVICE constexpr TapSummary clamp_summary(TapSummary summary, unsigned counter_width) {
   if (summary.first_nonfinite != kNoElement) {
     summary.first_nonfinite = clamp_index(summary.first_nonfinite, counter_width);
@@ -88,6 +87,14 @@ OPD_HOST_DEVICE constexpr TapSummary clamp_summary(TapSummary summary, unsigned 
   summary.subnormal_count = clamp_count(summary.subnormal_count, counter_width);
   summary.zero_count = clamp_count(summary.zero_count, counter_width);
   return summary;
+}
+
+/// A statistic from the sideband as the device takes it: counters saturate, bits of max_mag above
+/// the magnitude of its format are dropped. Of an unknown format only the counters change.
+OPD_HOST_DEVICE constexpr TapSummary sideband_summary(Format format, TapSummary statistic,
+                                                      unsigned counter_width) {
+  if (is_known(format)) statistic.max_mag &= layout_of(format).magnitude_mask();
+  return clamp_summary(statistic, counter_width);
 }
 
 }  // namespace opd::ref

@@ -66,9 +66,10 @@ class CounterLimit {
             .zero_count = count(statistics.zero_count)};
   }
 
-  /// A statistic from the sideband; max_mag is taken as it is.
-  constexpr TapSummary clamp(const TapSummary& summary) const {
-    return {.max_mag = summary.max_mag,
+  /// A statistic from the sideband: bits of max_mag that its format does not have are dropped.
+  constexpr TapSummary clamp(Format format, const TapSummary& summary) const {
+    return {.max_mag = is_format(format) ? summary.max_mag & properties(format).magnitude_mask()
+                                         : summary.max_mag,
             .element_count = count(summary.element_count),
             .nonfinite_count = count(summary.nonfinite_count),
             .first_nonfinite =

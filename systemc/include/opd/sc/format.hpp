@@ -50,7 +50,6 @@ constexpr const FormatProperties& properties(Format format) {
 /// Range : -4063..4096 (14 bits signed).
 /// Exact : monotone in the magnitude; within 0.045 bit of log2 for normal numbers. Exponent field 0
 ///         is read like any other, so zero has a code too; callers ask only for magnitudes above 0.
-/// Wider : bits above the format's magnitude (a statistic may carry any 32 bits) are ignored.
 /// Errors: none; precondition is_format(format).
 constexpr int log2_code(Format format, std::uint32_t max_mag) {
   // Mean of 32*log2(1+f) - floor(32*f) over each eighth of the octave, rounded.
