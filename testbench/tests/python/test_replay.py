@@ -734,6 +734,34 @@ def test_models_do_not_share_arithmetic():
                 if name.startswith("opd/driver/")}
 
 
+def tokens(path: Path) -> list[str]:
+    """Of C++, without comments and preprocessor lines."""
+    return re.findall(r"[A-Za-z_]\w*|\d[\w.]*|[^\s\w]", re.sub(r"//[^\n]*|/\*.*?\*/|#[^\n]*", "", path.read_text(), flags=re.DOTALL))
+
+
+def runs(paths, length: int) -> dict[tuple, Path]:
+    """Every `length` tokens in a row, with the file that they stand in."""
+    return {tuple(found[i:i + length]): path for path in paths for found in [tokens(path)] for i in range(len(found) - length + 1)}
+
+
+def test_models_are_not_one_text(tmp_path):
+    """A formula that one hand misread and the other copied would be wrong in both: no 50 tokens in a row are the same in
+    systemc/ and in the reference. (Below that are the members of a record, in the order of the register map.)"""
+    def sources(*folders: str) -> list[Path]:
+        return [p for folder in folders for p in sorted((ROOT / folder).rglob("*")) if p.suffix in (".hpp", ".cpp")]
+
+    reference = sources("sw_reference/include/opd/reference", "sw_reference/cpu", "sw_reference/compute")
+    systemc = sources("systemc")
+    assert len(reference) > 20 and len(systemc) > 20
+    known = runs(reference, 50)
+    shared = {(str(path), str(known[run])) for run, path in runs(systemc, 50).items() if run in known}
+    assert not shared
+    copied = tmp_path / "copied.hpp"
+    copied.write_text(re.sub(r"(?s).*(OPD_HOST_DEVICE inline std::uint16_t published_step)", r"\1",
+                             (ROOT / "sw_reference/include/opd/reference/published.hpp").read_text()))
+    assert any(run in known for run in runs([copied], 50))
+
+
 def test_programming_page_shows_the_example_that_is_tested():
     source = (ROOT / "testbench" / "tests" / "system" / "host_example_test.cpp").read_text()
     example = source.split("// [example]\n")

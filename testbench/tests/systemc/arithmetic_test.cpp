@@ -205,9 +205,21 @@ TEST(SystemcCounterLimit, CountsStopAtAllOnesAndIndicesOneBelow) {
   EXPECT_EQ(full.index(0xFFFFFFFF), 0xFFFFFFFEu);
 
   const TapSummary wide{0xFFFFFFFF, 99, 98, 97, 96, 95, 94};
-  EXPECT_EQ(narrow.clamp(wide), (TapSummary{0xFFFFFFFF, 15, 15, 14, 15, 15, 15}));
+  EXPECT_EQ(narrow.clamp(Format::kFp32, wide), (TapSummary{0x7FFFFFFF, 15, 15, 14, 15, 15, 15}));
   const TapSummary finite{1, 99, 0, kNoElement, 0, 0, 0};
-  EXPECT_EQ(narrow.clamp(finite), (TapSummary{1, 15, 0, kNoElement, 0, 0, 0}));
+  EXPECT_EQ(narrow.clamp(Format::kFp16, finite), (TapSummary{1, 15, 0, kNoElement, 0, 0, 0}));
+}
+
+TEST(SystemcCounterLimit, OfAStatisticTheMagnitudeBitsOfItsFormatCount) {
+  const auto kept = [](unsigned format) {
+    return CounterLimit(32).clamp(static_cast<Format>(format), {.max_mag = 0xFFFFFFFF}).max_mag;
+  };
+  EXPECT_EQ(kept(0), 0x7FFFu);
+  EXPECT_EQ(kept(1), 0x7FFFu);
+  EXPECT_EQ(kept(2), 0x7Fu);
+  EXPECT_EQ(kept(3), 0x7Fu);
+  EXPECT_EQ(kept(4), 0x7FFFFFFFu);
+  for (const unsigned illegal : {5u, 7u, 255u}) EXPECT_EQ(kept(illegal), 0xFFFFFFFFu);
 }
 
 // --- Forecast engine ---------------------------------------------------------------------------

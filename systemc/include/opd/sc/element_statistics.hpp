@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "opd/sc/format.hpp"
 #include "opd/types/record.hpp"
 
 namespace opd::sc {
