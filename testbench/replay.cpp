@@ -37,8 +37,20 @@ bool selected(const ReplayOptions& options, const std::string& path) {
   return std::find(options.paths.begin(), options.paths.end(), path) != options.paths.end();
 }
 
+/// The path whose configuration the planted fault is in.
+std::optional<std::string> configured_fault(const ReplayOptions& options) {
+  if (!options.plant_fault || computing_fault(options)) return std::nullopt;
+  const bool state = options.plant_fault->starts_with(kStateFault);
+  return options.plant_fault->substr(state ? kStateFault.size() : 0);
+}
+
+Config faulty_config(const ReplayOptions& options) {
+  const bool state = options.plant_fault && options.plant_fault->starts_with(kStateFault);
+  return state ? falsified_state(options.config) : falsified(options.config);
+}
+
 Config config_of(const ReplayOptions& options, const std::string& path) {
-  return options.plant_fault == path ? falsified(options.config) : options.config;
+  return configured_fault(options) == path ? faulty_config(options) : options.config;
 }
 
 /// Tags by seq as the device saw them; completions that it dropped keep their seq.
@@ -95,8 +107,112 @@ void compare_paths(TraceResult& result) {
     RecordComparison& filed = comparison_of(result, first.path, other.path);
     filed.compared = comparison.compared;
     filed.mismatches += comparison.mismatches;
+    merge(filed.kinds, comparison.kinds);
     if (!filed.first) filed.first = std::move(comparison.first);
   }
+}
+
+/// Whether it comes before a mismatch of records or pins. Flags and mode of a record follow from the
+/// state before it: at the same completion it is the record that is first.
+bool is_before(const Divergence& state, const Divergence& other) {
+  if (!other.record && !other.cycle) return true;  // seen by the host when all was over
+  if (other.record && !other.state_op) return state.record->seq < other.record->seq;
+  return other.cycle && state.cycle && *state.cycle < *other.cycle;
+}
+
+/// A difference of state that comes before the first mismatch of records or pins is the first, and
+/// says how much later that is.
+void put_first(RecordComparison& comparison, const std::vector<MismatchKind>& states,
+               std::uint64_t completions_seen) {
+  if (states.empty()) return;
+  Divergence start = states.front().first;
+  if (!comparison.first) {
+    start.consequence.emplace();
+  } else if (const Divergence& shown = *comparison.first; is_before(start, shown)) {
+    const std::uint64_t last = shown.record ? std::uint64_t{shown.record->seq} : completions_seen;
+    start.consequence = {.field = shown.field,
+                         .completions = std::max(last, std::uint64_t{start.record->seq}) - start.record->seq,
+                         .record = shown.record};
+  }
+  std::vector<MismatchKind> kinds = states;
+  if (start.consequence) {
+    kinds.front().first = start;
+    if (kinds.front().count == 1) kinds.front().last = start;
+    comparison.first = start;
+    merge(kinds, comparison.kinds);
+    comparison.kinds = std::move(kinds);
+  } else {
+    merge(comparison.kinds, kinds);
+  }
+  for (const MismatchKind& kind : states) comparison.mismatches += kind.count;
+}
+
+/// The earlier of the divergence of the trace and that of a comparison: by seq, else as it is.
+void note_earlier(std::optional<Divergence>& earliest, const std::optional<Divergence>& found) {
+  if (!found) return;
+  if (!earliest) earliest = found;
+  const auto& [a, b] = std::pair(*earliest, *found);
+  if (a.record && b.record ? b.record->seq < a.record->seq : b.state_op && is_before(b, a))
+    earliest = found;
+}
+
+/// What the paths store, after each completion: each against the first, where both keep it. Rtl and
+/// systemc have been compared in lockstep, all words of theirs.
+void compare_stored_states(TraceResult& result, const LockstepResult& lockstep,
+                           std::size_t completions_seen) {
+  std::optional<std::uint64_t> fewest;
+  const auto file = [&](RecordComparison& comparison, const std::vector<MismatchKind>& states,
+                        std::uint64_t compared) {
+    comparison.states_compared = compared;
+    fewest = std::min(fewest.value_or(compared), compared);
+    const std::uint64_t before = comparison.mismatches;
+    put_first(comparison, states, completions_seen);
+    result.mismatches += comparison.mismatches - before;
+    note_earlier(result.divergence, comparison.first);
+  };
+  if (lockstep.states_compared > 0)
+    file(comparison_of(result, "rtl", "systemc"), lockstep.state_kinds, lockstep.states_compared);
+  const auto first =
+      std::find_if(result.paths.begin(), result.paths.end(),
+                   [](const PathResult& path) { return !path.states.empty(); });
+  for (auto other = first; other != result.paths.end(); ++other) {
+    if (other == first || other->states.empty()) continue;
+    if (first->path == "rtl" && other->path == "systemc") continue;
+    std::vector<MismatchKind> kinds;
+    std::uint64_t compared = 0;
+    auto r = other->completions.begin();
+    for (std::size_t i = 0; i < first->states.size(); ++i) {
+      const Completion& l = first->completions[i];
+      while (r != other->completions.end() && r->record.seq < l.record.seq) ++r;
+      if (r == other->completions.end()) break;
+      if (r->record.seq != l.record.seq) continue;
+      ++compared;
+      const auto place = static_cast<std::size_t>(r - other->completions.begin());
+      for (Divergence& d : compare_states(first->path, first->states[i], other->path,
+                                          other->states[place], l.record.op,
+                                          l.record_cycle != 0 ? l : *r))
+        note(kinds, std::move(d));
+    }
+    file(comparison_of(result, first->path, other->path), kinds, compared);
+  }
+  result.states_compared = fewest.value_or(0);
+}
+
+/// All kinds of all pairs, by where they begin.
+void collect_kinds(TraceResult& result) {
+  for (const RecordComparison& comparison : result.comparisons)
+    merge(result.kinds, comparison.kinds);
+  std::stable_sort(result.kinds.begin(), result.kinds.end(),
+                   [&](const MismatchKind& a, const MismatchKind& b) {
+                     const auto place = [&](const MismatchKind& kind) {
+                       const Divergence &d = kind.first, &first = *result.divergence;
+                       const bool is_first = d.left == first.left && d.right == first.right &&
+                                             d.field == first.field;
+                       return std::pair(!is_first, d.record ? std::uint64_t{d.record->seq}
+                                                            : std::uint64_t{1} << 32);
+                     };
+                     return place(a) < place(b);
+                   });
 }
 
 /// What the paths computed, each against the first that computes. A difference comes before that of
@@ -117,6 +233,7 @@ void compare_computing(const OperatorStream& operators, TraceResult& result) {
     RecordComparison& comparison = comparison_of(result, first->path, path.path);
     comparison.executions_compared = executions.compared;
     comparison.mismatches += executions.mismatches;
+    merge(comparison.kinds, executions.kinds);
     result.mismatches += executions.mismatches;
     if (!executions.first) continue;
     note(comparison.first, *executions.first);
@@ -140,6 +257,7 @@ void file_pin_mismatch(TraceResult& result) {
         result.comparisons.insert(result.comparisons.begin(), {.left = "rtl", .right = "systemc"});
   }
   pair->mismatches += result.cycle_mismatches;
+  note(pair->kinds, *result.divergence);
   if (!pair->first) pair->first = result.divergence;
 }
 
@@ -155,6 +273,7 @@ void compare_hosts(TraceResult& result) {
   const auto note = [&](RecordComparison& comparison, Divergence divergence) {
     ++comparison.mismatches;
     ++result.mismatches;
+    tb::note(comparison.kinds, divergence);
     if (!comparison.first) comparison.first = divergence;
     if (!result.divergence) result.divergence = std::move(divergence);
   };
@@ -168,9 +287,11 @@ void compare_hosts(TraceResult& result) {
     comparison->events_compared = events.compared;
     fewest = std::min(fewest.value_or(events.compared), events.compared);
     if (events.first) {
-      note(*comparison, std::move(*events.first));
-      comparison->mismatches += events.mismatches - 1;
-      result.mismatches += events.mismatches - 1;
+      comparison->mismatches += events.mismatches;
+      result.mismatches += events.mismatches;
+      merge(comparison->kinds, events.kinds);
+      if (!comparison->first) comparison->first = events.first;
+      if (!result.divergence) result.divergence = std::move(events.first);
     }
     const auto same = [&](const char* field, const std::string& l, const std::string& r) {
       if (l == r) return;
@@ -250,10 +371,10 @@ void refuse_idle_replay(const ReplayOptions& options, const TraceResult& result)
         "--paths: none of the chosen paths can run{}; choose rtl, systemc, systemc-lt or cpu",
         reasons));
   }
-  if (!options.plant_fault) return;
+  if (!options.plant_fault || options.waveform) return;  // a waveform may end before the fault shows
   const std::optional<std::string> computing = computing_fault(options);
-  if (computing && options.waveform) return;  // rtl and systemc have the same beats
-  if (result.path(computing.value_or(*options.plant_fault)) == nullptr) {
+  const std::string faulty = computing ? *computing : *configured_fault(options);
+  if (result.path(faulty) == nullptr) {
     throw std::runtime_error(
         fmt::format("--plant-fault {}: that path did not run{}; choose another",
                     *options.plant_fault, reasons));
@@ -264,10 +385,16 @@ void refuse_idle_replay(const ReplayOptions& options, const TraceResult& result)
         fmt::format("--plant-fault {}: no second path that computes; add one of {} to --paths",
                     *options.plant_fault, fmt::join(kComputingPaths, ", ")));
   }
-  if (result.paths.size() < 2 && *options.plant_fault != "rtl") {
+  if (result.paths.size() < 2 && faulty != "rtl") {
     throw std::runtime_error(
         fmt::format("--plant-fault {}: no second path to compare with; add one to --paths",
                     *options.plant_fault));
+  }
+  if (result.mismatches == 0 && options.plant_fault->starts_with(kStateFault)) {
+    throw std::runtime_error(fmt::format(
+        "--plant-fault {}: it does not act on {}: its operators have one usable sample each, or stand "
+        "still; choose another trace",
+        *options.plant_fault, result.name));
   }
   if (result.mismatches == 0)
     throw std::runtime_error(
@@ -321,16 +448,24 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   PolicyAnswers* const policy = answers ? &*answers : nullptr;
 
   std::vector<std::size_t> order;
+  LockstepResult lockstep;
+  std::size_t completions_seen = 0;
   if (selected(options, "rtl") || selected(options, "systemc")) {
+    std::optional<Waveform> waveform;
+    if (options.waveform) waveform.emplace(*options.waveform);
     std::unique_ptr<PinDevice> rtl;
-    if (selected(options, "rtl")) rtl = make_rtl_device(options.waveform);
+    if (selected(options, "rtl"))
+      rtl = waveform ? make_traced_rtl_device(*waveform) : make_rtl_device();
     const auto on_progress = [&](std::size_t done) {
       progress(fmt::format("{} {}: lockstep {} of {} operators", heading, result.name, done,
                            operators.size()));
     };
-    LockstepResult lockstep =
-        simulation->run_lockstep(operators, rtl.get(), on_progress, fault_of("systemc"), policy);
+    lockstep = simulation->run_lockstep(operators, rtl.get(), on_progress, fault_of("systemc"),
+                                        policy,
+                                        {.compare_state = options.compare_state,
+                                         .waveform = waveform ? &*waveform : nullptr});
     order = completion_order(lockstep.systemc);
+    completions_seen = lockstep.systemc.completions.size();
     measure_reaction(lockstep.systemc, result);
     result.beats_compared = lockstep.systemc.beats;
     result.cycles_compared = lockstep.cycles_compared;
@@ -344,7 +479,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   if (selected(options, "systemc-lt")) {
     if (std::find(order.begin(), order.end(), kUnseen) == order.end()) {
       result.paths.push_back(
-          simulation->run_loosely_timed(operators, order, fault_of("systemc-lt"), policy));
+          simulation->run_loosely_timed(operators, order, fault_of("systemc-lt"), policy,
+                                        options.compare_state));
     } else {
       result.skipped["systemc-lt"] =
           "the op queue overflowed; the loosely timed model has no queue to lose completions in";
@@ -352,7 +488,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   }
   if (selected(options, "cpu")) {
     result.paths.push_back(run_cpu(operators, options.device, config_of(options, "cpu"), order,
-                                   compute, fault_of("cpu"), policy));
+                                   compute, fault_of("cpu"), policy, options.compare_state));
   }
   if (selected(options, "cuda")) {
     std::string reason;
@@ -389,6 +525,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   compare_computing(operators, result);
   compare_hosts(result);
   file_pin_mismatch(result);
+  if (options.compare_state) compare_stored_states(result, lockstep, completions_seen);
+  collect_kinds(result);
   refuse_idle_replay(options, result);
 
   // Detection is judged on the records of one path: they are all the same, or the run has failed
@@ -473,6 +611,33 @@ Config falsified(Config config) {
   return config;
 }
 
+Config falsified_state(Config config) {
+  config.baseline_shift =
+      static_cast<std::uint8_t>(config.baseline_shift == 1 ? 2 : config.baseline_shift - 1);
+  return config;
+}
+
+std::vector<MismatchSummary> mismatch_kinds(const std::vector<TraceResult>& results) {
+  std::vector<MismatchKind> kinds;
+  for (const TraceResult& result : results) merge(kinds, result.kinds);
+  std::vector<MismatchSummary> summaries;
+  for (const MismatchKind& kind : kinds) {
+    MismatchSummary& summary = summaries.emplace_back(MismatchSummary{.kind = kind});
+    for (const TraceResult& result : results) {
+      const bool has = std::any_of(
+          result.kinds.begin(), result.kinds.end(), [&](const MismatchKind& k) {
+            return k.first.left == kind.first.left && k.first.right == kind.first.right &&
+                   k.quantity() == kind.quantity();
+          });
+      if (!has) continue;
+      ++summary.traces;
+      if (summary.first == nullptr) summary.first = &result;
+      summary.last = &result;
+    }
+  }
+  return summaries;
+}
+
 std::vector<TraceResult> replay(const ReplayOptions& options,
                                 const std::function<void(const std::string&)>& progress) {
   for (const auto& [path, available] :
@@ -500,8 +665,8 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
     simulation = std::make_unique<Simulation>(
         SimulationOptions{.device = options.device,
                           .config = options.config,
-                          .faulty_config = falsified(options.config),
-                          .plant_fault = options.plant_fault,
+                          .faulty_config = faulty_config(options),
+                          .plant_fault = configured_fault(options),
                           .compute = options.compute.value_or(ComputeOptions{}),
                           .lane_latency = options.lane_latency,
                           .bubbles = options.bubbles,
@@ -519,17 +684,31 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
 }
 
 std::string describe(const Divergence& d, const std::vector<std::string>& probe_names) {
+  const auto operator_text = [&](std::uint16_t op) {
+    return fmt::format("op {} ({})", op, op < probe_names.size() ? probe_names[op] : "unknown");
+  };
   std::string text;
   if (d.record) {
-    const std::string name =
-        d.record->op < probe_names.size() ? probe_names[d.record->op] : "unknown";
-    text = fmt::format("op {} ({}), step {}, seq {}: ", d.record->op, name, d.record->step,
-                       d.record->seq);
+    text = fmt::format("{}, step {}, seq {}: ", operator_text(d.state_op.value_or(d.record->op)),
+                       d.record->step, d.record->seq);
   }
   text +=
       fmt::format("{}: {} = {}, {} = {}", d.field, d.left, d.left_value, d.right, d.right_value);
   if (d.cycle) text += fmt::format("; cycle {}", *d.cycle);
   if (d.last_beat_cycle) text += fmt::format(", last beat at cycle {}", *d.last_beat_cycle);
+  if (d.state_op && d.record && *d.state_op != d.record->op)
+    text += fmt::format("; after a completion of {}", operator_text(d.record->op));
+  if (!d.consequence) return text;
+  const Consequence& shown = *d.consequence;
+  if (shown.field.empty()) return text + "; no record, event or pin of this run shows it";
+  text += shown.completions == 0
+              ? fmt::format("; shown at once by {}", shown.field)
+              : fmt::format("; shown {} completion{} later by {}", shown.completions,
+                            shown.completions == 1 ? "" : "s", shown.field);
+  if (shown.record) {
+    text += fmt::format(" of {}, step {}, seq {}", operator_text(shown.record->op),
+                        shown.record->step, shown.record->seq);
+  }
   return text;
 }
 

@@ -2,16 +2,12 @@
 
 #include <chrono>
 
-#include "Vopd_top.h"
-#include "paths/rtl_device.hpp"
+#include "paths/default_rtl_device.hpp"
 
 namespace opd::tb {
-
 DeviceParameters rtl_parameters() { return DeviceParameters{.num_ops = OPD_NUM_OPS}; }
 
-std::unique_ptr<PinDevice> make_rtl_device(std::optional<WaveformWindow> window) {
-  return std::make_unique<RtlDevice<Vopd_top>>(std::move(window));
-}
+std::unique_ptr<PinDevice> make_rtl_device() { return std::make_unique<DefaultRtlDevice>(); }
 
 std::unique_ptr<PinDevice> make_throwing_rtl_device() {
   auto device = std::make_unique<RtlDevice<Vopd_top>>();

@@ -15,6 +15,7 @@
 #include "opd/sc/loosely_timed_unit.hpp"
 #include "opd/types/unit_registers.hpp"
 #include "paths/apb_bus.hpp"
+#include "paths/stored_state_of.hpp"
 #include "paths/tlm_bus.hpp"
 
 namespace opd::tb {
@@ -102,6 +103,9 @@ struct LockstepRun {
   std::optional<LearningRateSchedule> schedule;
   std::optional<PolicyTurn> policy;
 
+  LockstepExtras extras;
+  std::vector<bool> states_differ;  ///< by op, as of the last completion
+
   unsigned reset_cycles = 0;
   std::uint64_t cycle = 0;
   std::size_t next_tag = 0;
@@ -130,6 +134,7 @@ struct LooselyTimedRun {
   const OperandFault* fault = nullptr;
   std::optional<LearningRateSchedule> schedule;
   std::optional<PolicyTurn> policy;
+  bool keep_states = false;
   std::exception_ptr error;  ///< of the policy: the run was stopped
   std::size_t next = 0;
   std::vector<Issued> issued;  ///< by seq
@@ -171,6 +176,8 @@ struct Simulation::Modules : public sc_core::sc_module {
             [this](sc::Operation& operation) { return next_loosely_timed_(operation); },
             [this](const OpRecord& record, const TapCounts& record_counts) {
               lt.result.completions.push_back({.record = record, .counts = record_counts});
+              if (lt.keep_states)
+                lt.result.states.push_back(stored_state_of(lt_device.stored(record.op)));
             },
             [this](std::uint64_t tag, std::uint64_t, std::uint64_t, Mode mode_at_issue) {
               lt.issued.push_back({tag, 0, mode_at_issue});
@@ -216,7 +223,9 @@ struct Simulation::Modules : public sc_core::sc_module {
     if (run.on_progress && out.record_valid && run.result.systemc.completions.size() % 8192 == 0) {
       run.on_progress(run.result.systemc.completions.size());
     }
+    if (run.extras.waveform != nullptr) tell_waveform_(*run.extras.waveform, out);
     if (run.rtl != nullptr) compare_(out);
+    if (run.extras.compare_state && out.record_valid) compare_states_(out.record);
     const bool quiet = run.issued.size() == run.dealt && out.queue_level == 0 &&
                        !out.record_valid && !run.input.beat_valid && !run.input.stat_valid;
     run.idle_cycles = quiet ? run.idle_cycles + 1 : 0;
@@ -265,14 +274,47 @@ struct Simulation::Modules : public sc_core::sc_module {
     if (rtl_out.record_valid && out.record_valid && rtl_out.record.seq == out.record.seq) {
       note_record_(rtl_out, run.result.rtl);
     }
+    if (run.result.divergence) return;  // the run goes on for its waveform
     if (auto divergence = compare_cycles("rtl", rtl_out, "systemc", out, run.cycle)) {
       run.result.cycle_mismatches = 1;
       if (divergence->record && divergence->record->seq < run.pushes.size()) {
         divergence->last_beat_cycle = run.pushes[divergence->record->seq].cycle;
       }
       run.result.divergence = std::move(divergence);
-      clock.stop();
+      if (run.extras.waveform == nullptr) clock.stop();
     }
+  }
+
+  /// Both words of every operator, now that a completion has been stored; a word that stays
+  /// different is counted once per completion of its operator. Keeps those of the operator itself.
+  void compare_states_(const OpRecord& record) {
+    PathResult &systemc = run.result.systemc, &rtl = run.result.rtl;
+    systemc.states.push_back(stored_state_of(device.stored(record.op)));
+    if (run.rtl == nullptr) return;
+    if (rtl.completions.size() > rtl.states.size())
+      rtl.states.push_back(run.rtl->stored_state(record.op).value());
+    ++run.result.states_compared;
+    run.states_differ.resize(options.device.num_ops);
+    for (unsigned i = 0; i < options.device.num_ops; ++i) {
+      const auto op = static_cast<std::uint16_t>(i);
+      const StoredState left = run.rtl->stored_state(op).value();
+      const StoredState right = stored_state_of(device.stored(op));
+      const bool differ = left != right;
+      if (differ && (op == record.op || !run.states_differ[op])) {
+        for (Divergence& d :
+             compare_states("rtl", left, "systemc", right, op, systemc.completions.back()))
+          note(run.result.state_kinds, std::move(d));
+      }
+      run.states_differ[op] = differ;
+    }
+  }
+
+  void tell_waveform_(Waveform& waveform, const CycleOutput& out) {
+    if (run.cycle > waveform.window().last) clock.stop();
+    if (!waveform.wants(run.cycle)) return;
+    waveform.note_inputs(run.input);
+    waveform.note_systemc(out, stored_state_of(device.stored(waveform.window().op)),
+                          static_cast<unsigned>(device.detection_state()));
   }
 
   // --- operators ---
@@ -556,14 +598,16 @@ Simulation::~Simulation() = default;
 
 LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevice* rtl,
                                         const std::function<void(std::size_t)>& on_progress,
-                                        const OperandFault* fault, PolicyAnswers* policy) {
+                                        const OperandFault* fault, PolicyAnswers* policy,
+                                        const LockstepExtras& extras) {
   Modules& m = *modules_;
   m.run = {.operators = &operators,
            .rtl = rtl,
            .fault = fault,
            .on_progress = on_progress,
            .schedule = LearningRateSchedule(operators),
-           .policy = turn_of(policy)};
+           .policy = turn_of(policy),
+           .extras = extras};
   LockstepResult& result = m.run.result;
   result.rtl.path = "rtl";
   result.systemc.path = "systemc";
@@ -590,13 +634,15 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
 
 PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
                                          std::span<const std::size_t> order,
-                                         const OperandFault* fault, PolicyAnswers* policy) {
+                                         const OperandFault* fault, PolicyAnswers* policy,
+                                         bool keep_states) {
   Modules& m = *modules_;
   m.lt = {.operators = &operators,
           .order = order,
           .fault = fault,
           .schedule = LearningRateSchedule(operators),
           .policy = turn_of(policy),
+          .keep_states = keep_states,
           .result = {.path = "systemc-lt"}};
   m.lt.issued.reserve(operators.size());
   m.lt.result.completions.reserve(operators.size());

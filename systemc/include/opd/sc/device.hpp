@@ -68,6 +68,12 @@ class Device : public sc_core::sc_module {
   /// "/opd/device/upset" when there is no such operator or bit.
   void inject_upset(std::uint16_t op, UpsetTarget target, unsigned bit = 0);
 
+  /// The operator's state as it is stored, for a bench. Precondition: op < num_ops.
+  StoredWord stored(std::uint16_t op) const { return detection_.stored(op); }
+
+  /// What the detection unit does in this clock, for a bench.
+  DetectionUnit::State detection_state() const { return detection_.state(); }
+
  private:
   void on_clock_();
   void on_mode_read_();
