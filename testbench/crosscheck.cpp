@@ -29,10 +29,8 @@ void note(std::vector<MismatchKind>& kinds, Divergence divergence) {
 
 void merge(std::vector<MismatchKind>& kinds, const std::vector<MismatchKind>& others) {
   for (const MismatchKind& other : others) {
-    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const MismatchKind& kind) {
-      return kind.first.left == other.first.left && kind.first.right == other.first.right &&
-             kind.quantity() == other.quantity();
-    });
+    const auto same = std::find_if(kinds.begin(), kinds.end(),
+                                   [&](const MismatchKind& kind) { return kind.is_like(other); });
     if (same == kinds.end()) {
       kinds.push_back(other);
     } else {
@@ -49,13 +47,17 @@ std::vector<Divergence> compare_states(const std::string& left_name, const Store
   if (left == right) return differences;
   for (const StateField& field : kStateFields) {
     if (field.get(left) == field.get(right)) continue;
-    Divergence& d = differences.emplace_back(Divergence{.left = left_name,
-                                                        .right = right_name,
-                                                        .field = fmt::format("{}{}", kStatePrefix, field.name),
-                                                        .left_value = field_text(field, left),
-                                                        .right_value = field_text(field, right),
-                                                        .record = where.record,
-                                                        .state_op = op});
+    // They follow from the rest of the word, and from its mode.
+    if (field.name == "parity" && !differences.empty()) continue;
+    if (field.name == "mode_register" && left.mode != right.mode) continue;
+    Divergence& d =
+        differences.emplace_back(Divergence{.left = left_name,
+                                            .right = right_name,
+                                            .field = fmt::format("{}{}", kStatePrefix, field.name),
+                                            .left_value = field_text(field, left),
+                                            .right_value = field_text(field, right),
+                                            .record = where.record,
+                                            .state_op = op});
     if (where.record_cycle == 0) continue;
     d.cycle = where.record_cycle;
     d.last_beat_cycle = where.last_beat_cycle;

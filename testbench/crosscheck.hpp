@@ -25,9 +25,9 @@ struct Completion {
 
 /// Where a difference of stored state became visible.
 struct Consequence {
-  std::string field;                 ///< record field or pin; empty: nowhere in this run
-  std::uint64_t completions = 0;     ///< later; 0: the completion that stored it
-  std::optional<OpRecord> record;    ///< of the first such difference, where it has one
+  std::string field;               ///< record field or pin; empty: nowhere in this run
+  std::uint64_t completions = 0;   ///< later; 0: the completion that stored it
+  std::optional<OpRecord> record;  ///< of the first such difference, where it has one
 };
 
 /// Of a field of the stored state, in Divergence::field.
@@ -42,7 +42,8 @@ struct Divergence {
   std::optional<OpRecord> record;      ///< of the left path: names op, step and seq
   std::optional<std::uint64_t> cycle;  ///< where known
   std::optional<std::uint64_t> last_beat_cycle;
-  std::optional<std::uint16_t> state_op;  ///< whose stored state it is; `record`: after which completion
+  std::optional<std::uint16_t>
+      state_op;  ///< whose stored state it is; `record`: after which completion
   std::optional<Consequence> consequence;  ///< of a difference of state with which it starts
 };
 
@@ -50,6 +51,10 @@ struct Divergence {
 struct MismatchKind {
   [[nodiscard]] const std::string& quantity() const {
     return first.quantity.empty() ? first.field : first.quantity;
+  }
+  [[nodiscard]] bool is_like(const MismatchKind& other) const {
+    return first.left == other.first.left && first.right == other.first.right &&
+           quantity() == other.quantity();
   }
   std::uint64_t count = 0;
   Divergence first, last;

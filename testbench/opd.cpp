@@ -353,7 +353,8 @@ void check_fault(const ReplayOptions& options, bool states_seen) {
 }
 
 int run_replay(ReplayOptions options, const Choice& choice, const UnitChoice& unit,
-               const std::string& policy, const std::string& window, std::optional<std::uint16_t> waveform_op) {
+               const std::string& policy, const std::string& window,
+               std::optional<std::uint16_t> waveform_op) {
   configure(options, choice);
   options.compute = compute_options(unit, options.plant_fault);
   for (const std::string& path : options.paths) {
@@ -607,9 +608,10 @@ int run(int argc, char** argv) {
       "--compare-state", options.compare_state,
       "Compare what is stored of the operators after each completion as well: a mismatch is named "
       "where it starts, not where a record shows it (not on cuda; slower)");
-  replay_command->add_option("--waveform", window,
-                             "Dump cycles FIRST:LAST of one trace, rtl and systemc side by side, to "
-                             "OUT/<trace>.fst, with OUT/<trace>.gtkw to open it, and nothing else");
+  replay_command->add_option(
+      "--waveform", window,
+      "Dump cycles FIRST:LAST of one trace, rtl and systemc side by side, to "
+      "OUT/<trace>.fst, with OUT/<trace>.gtkw to open it, and nothing else");
   replay_command->add_option("--waveform-op", waveform_op,
                              "Operator whose stored state is in the waveform (default 0)");
 

@@ -92,7 +92,7 @@ struct TraceResult {
   std::vector<EngineDetection> engines;
   std::optional<Spread> reaction_cycles;  ///< operators through the tap, rtl = systemc
   std::optional<Spread> sideband_cycles;  ///< statistics
-  std::string waveform;  ///< file name of the dump around the divergence, if there is one
+  std::string waveform;       ///< file name of the dump around the divergence, if there is one
   std::string waveform_view;  ///< of its GTKWave save file
   /// Whether anything of it was held against anything.
   [[nodiscard]] bool compared() const { return cycles_compared + records_compared > 0; }
@@ -140,8 +140,15 @@ struct MismatchSummary {
   std::size_t traces = 0;
   const TraceResult* first = nullptr;  ///< the trace of the kind's first mismatch, of its last
   const TraceResult* last = nullptr;
+  /// The first in which a difference of stored state became visible, and that difference.
+  const TraceResult* shown = nullptr;
+  const Divergence* shown_start = nullptr;
 };
 [[nodiscard]] std::vector<MismatchSummary> mismatch_kinds(const std::vector<TraceResult>& results);
+
+/// Where it became visible: "shown 12 completions later by flags of op 3 (..), step 7, seq 90".
+[[nodiscard]] std::string describe(const Consequence& consequence,
+                                   const std::vector<std::string>& probe_names);
 
 /// One sentence that names path pair, op, step, seq, field, both values and cycle, and of a state
 /// where it shows.

@@ -12,8 +12,8 @@ namespace opd::tb {
 /// All zero after reset. Of a path that stores no parity or marks they are what its word would have.
 struct StoredState {
   std::uint8_t age = 0, nonfinite_run = 0;
-  std::int32_t baseline = 0;                                  ///< forecast engine, 1/128 bit
-  std::int16_t anchor = 0;                                    ///< published engine, as the next four
+  std::int32_t baseline = 0;  ///< forecast engine, 1/128 bit
+  std::int16_t anchor = 0;    ///< published engine, as the next four
   std::uint32_t mean = 0, variance = 0, last = 0, slope = 0;  ///< bits of binary32
   std::uint8_t mode = 0;                                      ///< in the word
   std::uint8_t locked = 0, disabled = 0, timer = 0, last_step = 0;

@@ -615,6 +615,10 @@ std::string summary_table(const std::vector<TraceResult>& results) {
   for (const MismatchSummary& s : mismatch_kinds(results)) {
     text += fmt::format("\nMISMATCH in {}: {}\n", s.first->name,
                         describe(s.kind.first, s.first->probe_names));
+    if (s.shown != nullptr && s.shown != s.first) {
+      text += fmt::format("  in {} {}\n", s.shown->name,
+                          describe(*s.shown_start->consequence, s.shown->probe_names));
+    }
     if (s.kind.count == 1) continue;
     text += fmt::format("  {} of this kind ({} and {}: {})", s.kind.count, s.kind.first.left,
                         s.kind.first.right, s.kind.quantity());

@@ -78,8 +78,8 @@ class Arrivals {
 
 PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& parameters,
                    const Config& config, std::span<const std::size_t> order,
-                   const ComputeOptions& compute, const OperandFault* fault,
-                   PolicyAnswers* policy, bool keep_states) {
+                   const ComputeOptions& compute, const OperandFault* fault, PolicyAnswers* policy,
+                   bool keep_states) {
   using Clock = std::chrono::steady_clock;
   PathResult result{.path = "cpu"};
   const std::size_t count = order.empty() ? operators.size() : order.size();

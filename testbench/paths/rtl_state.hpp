@@ -19,8 +19,7 @@ class WordReader {
     std::memcpy(words_, &word, sizeof(word));  // little endian, as Verilator's integers are
   }
   std::uint32_t take(unsigned bits) {
-    const std::uint64_t pair =
-        words_[place_ / 32] | std::uint64_t{words_[place_ / 32 + 1]} << 32;
+    const std::uint64_t pair = words_[place_ / 32] | std::uint64_t{words_[place_ / 32 + 1]} << 32;
     const auto value = static_cast<std::uint32_t>(pair >> place_ % 32);
     place_ += bits;
     return value & (~std::uint32_t{0} >> (32 - bits));

@@ -622,6 +622,7 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
   if (m.run.error) std::rethrow_exception(m.run.error);
   result.systemc.seconds = seconds_since(start) - result.rtl.seconds;
 
+  result.completions = result.systemc.completions.size();
   const sc::VectorUnitCounts& counts = m.unit.counts();
   for (PathResult* path : {&result.systemc, &result.rtl}) {
     path->cycles = m.run.cycle;

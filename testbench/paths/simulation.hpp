@@ -52,8 +52,10 @@ struct LockstepResult {
   std::uint64_t cycles_compared = 0;
   std::uint64_t cycle_mismatches = 0;  ///< 0 or 1: the run stops at the first
   std::optional<Divergence> divergence;
+  std::uint64_t completions = 0;  ///< that came out, of systemc
   std::uint64_t states_compared = 0;
-  std::vector<MismatchKind> state_kinds;  ///< differences of stored state, which do not stop the run
+  std::vector<MismatchKind>
+      state_kinds;  ///< differences of stored state, which do not stop the run
 };
 
 class Simulation {
@@ -78,8 +80,8 @@ class Simulation {
   /// order, which a stream that computes must give. `keep_states`: after each completion, in the result.
   PathResult run_loosely_timed(const OperatorStream& operators,
                                std::span<const std::size_t> order = {},
-                               const OperandFault* fault = nullptr,
-                               PolicyAnswers* policy = nullptr, bool keep_states = false);
+                               const OperandFault* fault = nullptr, PolicyAnswers* policy = nullptr,
+                               bool keep_states = false);
 
  private:
   struct Modules;

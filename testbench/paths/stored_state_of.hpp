@@ -34,22 +34,22 @@ namespace opd::tb {
 /// Of an operator that has completed, without an upset.
 [[nodiscard]] inline StoredState stored_state_of(const ref::OpState& s) {
   const auto mode = static_cast<std::uint8_t>(s.controller.mode);
-  StoredState state{.age = s.history.age,
-                    .nonfinite_run = s.history.nonfinite_run,
-                    .baseline = s.forecast.baseline,
-                    .anchor = static_cast<std::int16_t>(s.published.anchor),
-                    .mean = std::bit_cast<std::uint32_t>(s.published.mean),
-                    .variance = std::bit_cast<std::uint32_t>(s.published.variance),
-                    .last = std::bit_cast<std::uint32_t>(s.published.last),
-                    .slope = std::bit_cast<std::uint32_t>(s.published.slope),
-                    .mode = mode,
-                    .locked = s.controller.locked,
-                    .disabled = s.controller.disabled,
-                    .timer = s.controller.timer,
-                    .last_step = s.controller.last_step,
-                    .written = 3,
-                    .mode_register =
-                        static_cast<std::uint8_t>(mode | (std::popcount(mode) & 1) << 2)};
+  StoredState state{
+      .age = s.history.age,
+      .nonfinite_run = s.history.nonfinite_run,
+      .baseline = s.forecast.baseline,
+      .anchor = static_cast<std::int16_t>(s.published.anchor),
+      .mean = std::bit_cast<std::uint32_t>(s.published.mean),
+      .variance = std::bit_cast<std::uint32_t>(s.published.variance),
+      .last = std::bit_cast<std::uint32_t>(s.published.last),
+      .slope = std::bit_cast<std::uint32_t>(s.published.slope),
+      .mode = mode,
+      .locked = s.controller.locked,
+      .disabled = s.controller.disabled,
+      .timer = s.controller.timer,
+      .last_step = s.controller.last_step,
+      .written = 3,
+      .mode_register = static_cast<std::uint8_t>(mode | (std::popcount(mode) & 1) << 2)};
   state.parity = word_parity(state);
   return state;
 }

@@ -4,7 +4,11 @@
 #include <verilated.h>
 #include <verilated_fst_c.h>
 
+#include <array>
 #include <bit>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -84,6 +88,11 @@ const Pin kPins[] = {
 };
 constexpr std::size_t kPinCount = std::size(kPins);
 
+const Names* names_of(const StateField& field) {
+  if (field.kind == StateKind::kMode) return &kModes;
+  return field.name == "mode_register" ? &kModeRegisters : nullptr;
+}
+
 std::size_t reals() {
   std::size_t count = 0;
   for (const StateField& field : kStateFields) count += field.kind == StateKind::kBinary32;
@@ -102,10 +111,7 @@ void add_device(std::vector<Signal>& signals, const std::string& device) {
   for (const std::string_view flag : kFlagNames)
     signals.push_back({fmt::format("{}flags {}", scope, flag), 1});
   for (const StateField& field : kStateFields) {
-    const Names* names = field.kind == StateKind::kMode      ? &kModes
-                         : field.name == "mode_register" ? &kModeRegisters
-                                                         : nullptr;
-    signals.push_back({fmt::format("{}state {}", scope, field.name), field.bits, names});
+    signals.push_back({fmt::format("{}state {}", scope, field.name), field.bits, names_of(field)});
   }
   for (const StateField& field : kStateFields) {
     if (field.kind == StateKind::kBinary32)
@@ -113,7 +119,25 @@ void add_device(std::vector<Signal>& signals, const std::string& device) {
   }
 }
 
-constexpr std::size_t kInputs = 12;
+struct Input {
+  const char* name;
+  unsigned bits;
+  const Names* names = nullptr;
+};
+
+const Input kInputs[] = {{"beat_valid", 1},
+                         {"beat_op", 16},
+                         {"beat_format", 3, &kFormats},
+                         {"beat_step", 32},
+                         {"beat_last", 1},
+                         {"stat_valid", 1},
+                         {"stat_op", 16},
+                         {"stat_format", 3, &kFormats},
+                         {"stat_step", 32},
+                         {"stat_max_mag", 32},
+                         {"mode_op", 16},
+                         {"state_op", 16}};
+constexpr std::size_t kInputCount = std::size(kInputs);
 
 }  // namespace
 
@@ -126,21 +150,8 @@ struct Waveform::Signals {
   StoredState systemc_state;
 
   Signals() {
-    const auto input = [&](const char* name, unsigned bits, const Names* names = nullptr) {
-      all.push_back({fmt::format("compare inputs {}", name), bits, names});
-    };
-    input("beat_valid", 1);
-    input("beat_op", 16);
-    input("beat_format", 3, &kFormats);
-    input("beat_step", 32);
-    input("beat_last", 1);
-    input("stat_valid", 1);
-    input("stat_op", 16);
-    input("stat_format", 3, &kFormats);
-    input("stat_step", 32);
-    input("stat_max_mag", 32);
-    input("mode_op", 16);
-    input("state_op", 16);
+    for (const Input& input : kInputs)
+      all.push_back({fmt::format("compare inputs {}", input.name), input.bits, input.names});
     all.push_back({"compare systemc detection_unit", 2, &kDetection});
     add_device(all, "systemc");
     add_device(all, "rtl");
@@ -148,7 +159,7 @@ struct Waveform::Signals {
     all.push_back({"compare state_differs", 1});
   }
 
-  static std::size_t systemc_base() { return kInputs + 1; }
+  static std::size_t systemc_base() { return kInputCount + 1; }
   static std::size_t rtl_base() { return systemc_base() + device_signals(); }
   static std::size_t differ_base() { return rtl_base() + device_signals(); }
 
@@ -186,7 +197,8 @@ struct Waveform::Signals {
         }
       }
       if (signal.bits == 0) {
-        dump->declDouble(code, signal.name.c_str(), -1, FST_VD_IMPLICIT, FST_VT_VCD_REAL, false, -1);
+        dump->declDouble(code, signal.name.c_str(), -1, FST_VD_IMPLICIT, FST_VT_VCD_REAL, false,
+                         -1);
       } else if (signal.bits == 1) {
         dump->declBit(code, signal.name.c_str(), -1, FST_VD_IMPLICIT, FST_VT_SV_LOGIC, false, -1);
       } else {
@@ -258,7 +270,7 @@ void Waveform::note_inputs(const CycleInput& input) {
 
 void Waveform::note_systemc(const CycleOutput& output, const StoredState& state,
                             unsigned detection_unit) {
-  signals_->all[kInputs].value = detection_unit;
+  signals_->all[kInputCount].value = detection_unit;
   signals_->note_device(Signals::systemc_base(), output, state);
   signals_->systemc = output;
   signals_->systemc_state = state;
@@ -276,6 +288,67 @@ void Waveform::join(VerilatedFstC& dump) {
   dump.spTrace()->addChgCb(&Signals::dump<false>, signals_.get());
 }
 
-void write_save_file(const WaveformWindow&, std::uint64_t, const std::string&) {}
+void write_save_file(const WaveformWindow& window, std::uint64_t marker, const std::string& field) {
+  constexpr double kFrames = 4;  // of 200 pixels, in which GTKWave counts its zoom
+  constexpr int kHex = 0x22, kSigned = 0x420, kDecimal = 0x24;  // formats of GTKWave, aligned right
+  const std::uint64_t start = 1000 * (window.first - 1);
+  const double length = 1000.0 * static_cast<double>(window.last + 1 - window.first);
+  std::filesystem::path view = window.file;
+  view.replace_extension(".gtkw");
+  // GTKWave looks for a dump without a folder beside the save file.
+  std::string text = fmt::format(
+      "[dumpfile] \"{}\"\n[savefile] \"{}\"\n[timestart] {}\n[size] 1400 1000\n[pos] -1 -1\n"
+      "*{:.2f} {}\n[treeopen] compare.\n[treeopen] TOP.\n[sst_width] 180\n[signals_width] 280\n",
+      window.file.filename().string(), view.filename().string(), start,
+      -std::log2(length / kFrames),
+      marker == 0 ? std::int64_t{-1} : static_cast<std::int64_t>(1000 * marker));
+  const auto heading = [&](const std::string& words) { text += fmt::format("@200\n-{}\n", words); };
+  const auto trace = [&](const std::string& label, const std::string& name, unsigned bits,
+                         const Names* names, int format) {
+    if (names != nullptr) {
+      text += "@100000028\n";  // binary, by the names in the dump
+    } else {
+      text += fmt::format("@{:x}\n", bits == 1 ? 0x28 : format);
+    }
+    text += fmt::format("+{{{}}} {}", label, name);
+    text += bits > 1 ? fmt::format("[{}:0]\n", bits - 1) : "\n";
+  };
+  const auto pair = [&](const std::string& name, unsigned bits, const Names* names, int format) {
+    std::string label = name.starts_with("state.") ? name.substr(6) : name;
+    for (const char* device : {"rtl", "systemc"}) {
+      trace(fmt::format("{} {}", device, label), fmt::format("compare.{}.{}", device, name), bits,
+            names, format);
+    }
+  };
+  const auto state = [&](const StateField& f) {
+    const Names* names = names_of(f);
+    pair(fmt::format("state.{}", f.name), f.bits, names,
+         f.kind == StateKind::kSigned     ? kSigned
+         : f.kind == StateKind::kBinary32 ? kHex
+                                          : kDecimal);
+    if (f.kind == StateKind::kBinary32)
+      pair(fmt::format("state.{}_number", f.name), 0, nullptr, kDecimal);
+  };
+  trace("clk", "TOP.clk_i", 1, nullptr, kHex);
+  trace("pins differ", "compare.pins_differ", 1, nullptr, kHex);
+  trace("state differs", "compare.state_differs", 1, nullptr, kHex);
+  heading("detection unit");
+  trace("rtl", "TOP.opd_top.u_detection_unit.state_q", 2, &kDetection, kHex);
+  trace("systemc", "compare.systemc.detection_unit", 2, &kDetection, kHex);
+  heading(fmt::format("stored state of operator {}", window.op));
+  for (const StateField& f : kStateFields)
+    if (f.name == field) state(f);
+  for (const StateField& f : kStateFields)
+    if (f.name != field) state(f);
+  heading("records and pins");
+  for (const Pin& pin : kPins)
+    pair(pin.name, pin.bits, pin.names,
+         pin.bits > 16 || pin.name == std::string_view("record_flags") ? kHex : kDecimal);
+  heading("inputs of both");
+  for (const Input& input : kInputs)
+    trace(input.name, fmt::format("compare.inputs.{}", input.name), input.bits, input.names,
+          kDecimal);
+  opd::trace::write_whole(view, text);
+}
 
 }  // namespace opd::tb
