@@ -225,7 +225,7 @@ struct Simulation::Modules : public sc_core::sc_module {
     }
     if (run.extras.waveform != nullptr) tell_waveform_(*run.extras.waveform, out);
     if (run.rtl != nullptr) compare_(out);
-    if (run.extras.compare_state && out.record_valid) compare_states_(out.record);
+    if (run.rtl == nullptr && run.extras.compare_state && out.record_valid) keep_state_(out.record);
     const bool quiet = run.issued.size() == run.dealt && out.queue_level == 0 &&
                        !out.record_valid && !run.input.beat_valid && !run.input.stat_valid;
     run.idle_cycles = quiet ? run.idle_cycles + 1 : 0;
@@ -267,8 +267,15 @@ struct Simulation::Modules : public sc_core::sc_module {
     if (run.rtl_data && input.apb.write) input.apb.data = *run.rtl_data;
     const auto start = Clock::now();
     const CycleOutput rtl_out = run.rtl->peek(input);
+    double comparing = 0;
+    if (run.extras.compare_state && out.record_valid) {  // both have had the same edges here
+      const auto begin = Clock::now();
+      keep_state_(out.record);
+      compare_states_(out.record, rtl_out.record_valid && rtl_out.record.seq == out.record.seq);
+      comparing = seconds_since(begin);
+    }
     run.rtl->edge();
-    run.result.rtl.seconds += seconds_since(start);
+    run.result.rtl.seconds += seconds_since(start) - comparing;
     ++run.result.cycles_compared;
     // A record with a seq of its own cannot be filed; the comparison below names it.
     if (rtl_out.record_valid && out.record_valid && rtl_out.record.seq == out.record.seq) {
@@ -285,14 +292,15 @@ struct Simulation::Modules : public sc_core::sc_module {
     }
   }
 
+  void keep_state_(const OpRecord& record) {
+    run.result.systemc.states.push_back(stored_state_of(device.stored(record.op)));
+  }
+
   /// Both words of every operator, now that a completion has been stored; a word that stays
-  /// different is counted once per completion of its operator. Keeps those of the operator itself.
-  void compare_states_(const OpRecord& record) {
-    PathResult &systemc = run.result.systemc, &rtl = run.result.rtl;
-    systemc.states.push_back(stored_state_of(device.stored(record.op)));
-    if (run.rtl == nullptr) return;
-    if (rtl.completions.size() > rtl.states.size())
-      rtl.states.push_back(run.rtl->stored_state(record.op).value());
+  /// different is counted once per completion of its operator. Keeps that of the operator itself
+  /// where the RTL's record will be filed.
+  void compare_states_(const OpRecord& record, bool filed) {
+    if (filed) run.result.rtl.states.push_back(run.rtl->stored_state(record.op).value());
     ++run.result.states_compared;
     run.states_differ.resize(options.device.num_ops);
     for (unsigned i = 0; i < options.device.num_ops; ++i) {
@@ -301,8 +309,8 @@ struct Simulation::Modules : public sc_core::sc_module {
       const StoredState right = stored_state_of(device.stored(op));
       const bool differ = left != right;
       if (differ && (op == record.op || !run.states_differ[op])) {
-        for (Divergence& d :
-             compare_states("rtl", left, "systemc", right, op, systemc.completions.back()))
+        for (Divergence& d : compare_states("rtl", left, "systemc", right, op,
+                                            run.result.systemc.completions.back()))
           note(run.result.state_kinds, std::move(d));
       }
       run.states_differ[op] = differ;
