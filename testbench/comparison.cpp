@@ -80,7 +80,6 @@ void put_first(RecordComparison& comparison, const std::vector<MismatchKind>& st
   std::vector<MismatchKind> kinds = states;
   if (is_first) {
     kinds.front().first = start;
-    if (kinds.front().count == 1) kinds.front().last = start;
     comparison.first = start;
     merge(kinds, comparison.kinds);
     comparison.kinds = std::move(kinds);

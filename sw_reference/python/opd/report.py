@@ -222,6 +222,8 @@ def _verdict(out: Path, summary: dict) -> str:
     paths = list(dict.fromkeys(path for entry in summary["traces"] for path in entry["paths"]))
     counts = (f"{summary['records_compared']:,} records, {summary['beats_compared']:,} beats, "
               f"{summary['events_compared']:,} events and {summary['cycles_compared']:,} cycles compared")
+    if summary["states_compared"] is not None:
+        counts += f", with {summary['states_compared']:,} stored states"
     if summary["mismatches"]:
         lines = [f'<div class="verdict bad"><p><strong>{count(summary["mismatches"], "mismatch", "es")}</strong>'
                  f" in {counts}.</p>"]
