@@ -159,22 +159,26 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
   const std::uint64_t cycle = *divergence.cycle;
   const std::uint16_t op =
       divergence.state_op.value_or(divergence.record ? divergence.record->op : std::uint16_t{0});
-  std::vector<std::string> words = {
-      "opd",
-      "replay",
-      result.file.string(),
-      "--out",
-      options.out.string(),
-      "--waveform",
-      fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
-      "--waveform-op",
-      std::to_string(op),
-      "--bubbles",
-      std::to_string(options.bubbles),
-      "--streams",
-      std::to_string(options.streams),
-      "--lane-latency",
-      std::to_string(options.lane_latency)};
+  const std::string name = result.name + ".fst";
+  const WaveformWindow window{.first = cycle > kBefore ? cycle - kBefore : 1,
+                              .last = cycle + kAfter,
+                              .file = options.out / name,
+                              .op = op};
+  std::vector<std::string> words = {"opd",
+                                    "replay",
+                                    result.file.string(),
+                                    "--out",
+                                    options.out.string(),
+                                    "--waveform",
+                                    fmt::format("{}:{}", window.first, window.last),
+                                    "--waveform-op",
+                                    std::to_string(op),
+                                    "--bubbles",
+                                    std::to_string(options.bubbles),
+                                    "--streams",
+                                    std::to_string(options.streams),
+                                    "--lane-latency",
+                                    std::to_string(options.lane_latency)};
   if (choice.file.empty()) {
     words.insert(words.end(), {"--profile", options.profile});
   } else {
@@ -204,20 +208,19 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
   arguments.push_back(nullptr);
   pid_t child = 0;
   int status = -1;
-  if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments.data(), environ) == 0)
+  posix_spawn_file_actions_t actions;  // what it found is said already
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  if (posix_spawn(&child, "/proc/self/exe", &actions, nullptr, arguments.data(), environ) == 0)
     waitpid(child, &status, 0);
-  const std::string name = result.name + ".fst";
+  posix_spawn_file_actions_destroy(&actions);
   if (status == -1 || !WIFEXITED(status) || WEXITSTATUS(status) == kBadInput) {
     complain("opd: {}: the waveform of cycle {} could not be written\n",
              (options.out / name).string(), cycle);
     return {};
   }
-  const std::string field = divergence.state_op ? divergence.field.substr(kStatePrefix.size()) : "";
-  write_save_file({.first = cycle > kBefore ? cycle - kBefore : 1,
-                   .last = cycle + kAfter,
-                   .file = options.out / name,
-                   .op = op},
-                  cycle, field);
+  write_save_file(window, cycle, divergence.field);
+  say("waveform: {}, cycles {}:{}\n", window.file.string(), window.first, window.last);
   return name;
 }
 

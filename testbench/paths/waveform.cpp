@@ -335,15 +335,23 @@ void write_save_file(const WaveformWindow& window, std::uint64_t marker, const s
   heading("detection unit");
   trace("rtl", "TOP.opd_top.u_detection_unit.state_q", 2, &kDetection, kHex);
   trace("systemc", "compare.systemc.detection_unit", 2, &kDetection, kHex);
+  const auto pins = [&](const Pin& pin) {
+    const bool hex = pin.bits > 16 || pin.name == std::string_view("record_flags");
+    pair(pin.name, pin.bits, pin.names, hex ? kHex : kDecimal);
+  };
+  if (!field.empty()) {
+    heading("what differs first: " + field);
+    for (const StateField& f : kStateFields)
+      if (fmt::format("state.{}", f.name) == field) state(f);
+    for (const Pin& pin : kPins)
+      if (pin.name == field || pin.name == "record_" + field ||
+          pin.name + std::string("_o") == field)
+        pins(pin);
+  }
   heading(fmt::format("stored state of operator {}", window.op));
-  for (const StateField& f : kStateFields)
-    if (f.name == field) state(f);
-  for (const StateField& f : kStateFields)
-    if (f.name != field) state(f);
+  for (const StateField& f : kStateFields) state(f);
   heading("records and pins");
-  for (const Pin& pin : kPins)
-    pair(pin.name, pin.bits, pin.names,
-         pin.bits > 16 || pin.name == std::string_view("record_flags") ? kHex : kDecimal);
+  for (const Pin& pin : kPins) pins(pin);
   heading("inputs of both");
   for (const Input& input : kInputs)
     trace(input.name, fmt::format("compare.inputs.{}", input.name), input.bits, input.names,

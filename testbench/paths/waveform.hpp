@@ -53,8 +53,8 @@ class Waveform {
   std::unique_ptr<Signals> signals_;
 };
 
-/// Writes the GTKWave save file beside the dump: both devices' signals in groups, `marker` at the
-/// cycle of a divergence if there is one (0: none), and of the state the field that differs first.
+/// Writes the GTKWave save file beside the dump: both devices' signals in groups. `marker` is the
+/// cycle of a divergence and `field` what differs there (Divergence::field); 0 and empty: none.
 void write_save_file(const WaveformWindow& window, std::uint64_t marker, const std::string& field);
 
 }  // namespace opd::tb

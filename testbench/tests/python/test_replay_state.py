@@ -220,7 +220,22 @@ def test_every_signal_of_the_save_file_is_in_the_dump(rising, tmp_path):
     for name in shown:
         assert name.split("[")[0] in dump.code, name
     state = shown.index("compare.rtl.state.baseline[16:0]")
-    assert shown[state + 1] == "compare.systemc.state.baseline[16:0]", "the field that differs first, side by side"
+    assert shown[state + 1] == "compare.systemc.state.baseline[16:0]" and state < 8, "what differs first comes first, side by side"
+
+
+@needs_reader
+def test_a_fault_of_a_record_is_in_its_waveform(rising, tmp_path):
+    """The run that dumps does not stop at the mismatch of pins, and says nothing twice."""
+    summary, stdout = replayed(tmp_path, rising, "--plant-fault", "systemc")
+    first = summary["traces"][0]["first_divergence"]
+    assert first["field"] == "flags" and stdout.count("MISMATCH") == 1 and "rising.fst, cycles" in stdout
+    dump = Dump(tmp_path / "rising.fst")
+    cycle = first["cycle"]
+    seen = {device: dump.at(f"compare.{device}.flags.WARMUP", cycle) for device in first["paths"]}
+    assert seen == {device: str(int("WARMUP" in value)) for device, value in zip(first["paths"], first["values"], strict=True)}
+    assert [dump.at("compare.pins_differ", c) for c in (cycle - 1, cycle)] == ["0", "1"] and dump.times[-1] > 1000 * (cycle + 10)
+    shown = [line.rsplit(" ", 1)[1] for line in (tmp_path / "rising.gtkw").read_text().splitlines() if line.startswith("+{")]
+    assert shown[5:7] == ["compare.rtl.record_flags[15:0]", "compare.systemc.record_flags[15:0]"]
 
 
 @needs_reader
