@@ -26,34 +26,44 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-const sc_core::sc_time kHalfPeriod(0.5, sc_core::SC_NS);  // 1 GHz
+const sc_core::sc_time kPeriod(1, sc_core::SC_NS);  // 1 GHz
 
-/// A clock that stops, so that a simulation with nothing left to do returns by itself.
+/// A clock that stops, so that a simulation with nothing left to do returns by itself. It is high for
+/// one delta cycle. `before_edge` is called before every rising edge, when everything that the one
+/// before has set off is settled; no edge follows when it stops the clock.
 class GatedClock : public sc_core::sc_module {
  public:
   sc_core::sc_out<bool> clk{"clk"};
   SC_HAS_PROCESS(GatedClock);
-  explicit GatedClock(sc_core::sc_module_name name) : sc_core::sc_module(name) {
-    SC_METHOD(toggle_);
+  GatedClock(sc_core::sc_module_name name, std::function<void()> before_edge)
+      : sc_core::sc_module(name), before_edge_(std::move(before_edge)) {
+    SC_METHOD(tick_);
     dont_initialize();
-    sensitive << tick_;
+    sensitive << next_;
   }
   void start() {
     running_ = true;
-    tick_.notify(kHalfPeriod);
+    next_.notify(kPeriod);
   }
   void stop() {
     running_ = false;
-    if (!level_) tick_.cancel();  // always ends low
+    if (!level_) next_.cancel();  // always ends low
   }
 
  private:
-  void toggle_() {
+  void tick_() {
+    if (!level_) before_edge_();
+    if (!level_ && !running_) return;
     level_ = !level_;
     clk.write(level_);
-    if (running_ || level_) tick_.notify(kHalfPeriod);
+    if (level_) {
+      next_.notify(sc_core::SC_ZERO_TIME);
+    } else if (running_) {
+      next_.notify(kPeriod);
+    }
   }
-  sc_core::sc_event tick_;
+  const std::function<void()> before_edge_;
+  sc_core::sc_event next_;
   bool running_ = false;
   bool level_ = false;
 };
@@ -138,17 +148,16 @@ struct LooselyTimedRun {
 
 }  // namespace
 
-/// Everything that is elaborated; the monitor, which samples the pins between two edges: at the
-/// falling edge the outputs of the last rising edge and the inputs of the next one are both
-/// settled; and the host, which drives the APB pins right after a rising edge as the vector unit
-/// drives its own.
+/// Everything that is elaborated; the monitor, which samples the pins before a rising edge: the
+/// outputs of the last one and the inputs of this one are both settled; and the host, which drives the
+/// APB pins right after a rising edge as the vector unit drives its own.
 struct Simulation::Modules : public sc_core::sc_module {
   SC_HAS_PROCESS(Modules);
 
   Modules(sc_core::sc_module_name name, const SimulationOptions& the_options)
       : sc_core::sc_module(name),
         options(the_options),
-        clock("clock"),
+        clock("clock", [this] { monitor_(); }),
         unit(
             "vector_unit", options.device,
             {.lane_latency = options.lane_latency,
@@ -191,9 +200,6 @@ struct Simulation::Modules : public sc_core::sc_module {
     unit_bus.socket.bind(unit.registers);
     lt_unit_bus.socket.bind(lt_unit.registers);
 
-    SC_METHOD(monitor_);
-    dont_initialize();
-    sensitive << pins.clk.negedge_event();
     SC_THREAD(host_);
     SC_METHOD(answer_);
     dont_initialize();
@@ -204,8 +210,8 @@ struct Simulation::Modules : public sc_core::sc_module {
 
   void monitor_() {
     if (!pins.rst_n.read()) {
-      // Two cycles of reset, then one edge that nothing happens at: edge 0 of the run.
-      if (++run.reset_cycles == 2) pins.rst_n.write(true);
+      // Two edges in reset, then one that nothing happens at: edge 0 of the run.
+      if (run.reset_cycles++ == 2) pins.rst_n.write(true);
       return;
     }
     ++run.cycle;
@@ -220,7 +226,7 @@ struct Simulation::Modules : public sc_core::sc_module {
     const bool quiet = run.issued.size() == run.dealt && out.queue_level == 0 &&
                        !out.record_valid && !run.input.beat_valid && !run.input.stat_valid;
     run.idle_cycles = quiet ? run.idle_cycles + 1 : 0;
-    if (drained_()) wake_host.notify(sc_core::SC_ZERO_TIME);
+    if (drained_()) wake_host.notify();  // at once: the host may wait for the edge to come
     if (run.host_done) clock.stop();
   }
 

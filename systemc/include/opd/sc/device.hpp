@@ -40,22 +40,22 @@ class Device : public sc_core::sc_module {
 
   sc_core::sc_in<bool> stat_valid{"stat_valid"};
   sc_core::sc_in<Statistic> statistic{"statistic"};
-  sc_core::sc_out<bool> stat_ready{"stat_ready"};
+  RegisteredOut<bool> stat_ready{"stat_ready"};
 
   sc_core::sc_in<std::uint16_t> mode_op{"mode_op"};
   sc_core::sc_out<Mode> mode{"mode"};
 
-  sc_core::sc_out<bool> record_valid{"record_valid"};  // 1 for one cycle per detected completion
+  RegisteredOut<bool> record_valid{"record_valid"};  // 1 for one cycle per detected completion
   sc_core::sc_out<OpRecord> record{"record"};          // holds its value until the next one
   sc_core::sc_out<TapCounts> counts{"counts"};         // as record
 
-  sc_core::sc_out<unsigned> queue_level{"queue_level"};
-  sc_core::sc_out<unsigned> queue_high_water{"queue_high_water"};
-  sc_core::sc_out<unsigned> unseen_count{"unseen_count"};  // saturates at 2^32 - 1
+  RegisteredOut<unsigned> queue_level{"queue_level"};
+  RegisteredOut<unsigned> queue_high_water{"queue_high_water"};
+  RegisteredOut<unsigned> unseen_count{"unseen_count"};  // saturates at 2^32 - 1
 
   sc_core::sc_in<ApbRequest> apb_request{"apb_request"};
   sc_core::sc_out<ApbResponse> apb_response{"apb_response"};  // all 0 outside the access clock
-  sc_core::sc_out<bool> irq{"irq"};
+  RegisteredOut<bool> irq{"irq"};
 
   SC_HAS_PROCESS(Device);
 
