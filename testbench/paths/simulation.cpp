@@ -15,6 +15,7 @@
 #include "opd/sc/loosely_timed_unit.hpp"
 #include "opd/types/unit_registers.hpp"
 #include "paths/apb_bus.hpp"
+#include "paths/pin_comparison.hpp"
 #include "paths/tlm_bus.hpp"
 
 namespace opd::tb {
@@ -106,7 +107,7 @@ struct HostLog {
 /// A lockstep run. A new one starts from these values.
 struct LockstepRun {
   const OperatorStream* operators = nullptr;
-  PinDevice* rtl = nullptr;
+  PinComparison* comparison = nullptr;  ///< with the RTL device, if there is one
   const OperandFault* fault = nullptr;
   std::function<void(std::size_t)> on_progress;
   std::optional<LearningRateSchedule> schedule;
@@ -117,7 +118,6 @@ struct LockstepRun {
   std::size_t next_tag = 0;
   std::size_t dealt =
       0;  ///< completions to come of the operators dealt so far, and those that came
-  CycleInput input;
   std::vector<Push> pushes;    ///< by seq
   std::vector<Issued> issued;  ///< by seq
   LockstepResult result;
@@ -127,7 +127,8 @@ struct LockstepRun {
   std::vector<std::uint32_t> announcements;  ///< by the source: steps that the host must announce
   bool policy_turn = false;  ///< by the source: the policy's commands are to be given
   std::exception_ptr error;  ///< of the policy: the run was stopped
-  unsigned idle_cycles = 0;  ///< since the last sign of an operator
+  std::optional<std::uint32_t> unseen_count;  ///< at a divergence
+  unsigned idle_cycles = 0;                   ///< since the last sign of an operator
   bool host_done = false;
   /// While the planted fault is written: data that the RTL gets instead of what is on the pins
   std::optional<std::uint32_t> rtl_data;
@@ -215,16 +216,16 @@ struct Simulation::Modules : public sc_core::sc_module {
       return;
     }
     ++run.cycle;
-    pins.read(run.input);
     const CycleOutput out = pins.outputs();
-    note_pushes_();
-    note_record_(out, run.result.systemc);
+    const bool beat_valid = pins.beat_valid.read(), stat_valid = pins.stat_valid.read();
+    note_pushes_(beat_valid, stat_valid, out.stat_ready);
+    if (out.record_valid) note_record_(run.cycle, out.record, out.counts, run.result.systemc);
     if (run.on_progress && out.record_valid && run.result.systemc.completions.size() % 8192 == 0) {
       run.on_progress(run.result.systemc.completions.size());
     }
-    if (run.rtl != nullptr) compare_(out);
+    if (run.comparison != nullptr) compare_(out);
     const bool quiet = run.issued.size() == run.dealt && out.queue_level == 0 &&
-                       !out.record_valid && !run.input.beat_valid && !run.input.stat_valid;
+                       !out.record_valid && !beat_valid && !stat_valid;
     run.idle_cycles = quiet ? run.idle_cycles + 1 : 0;
     if (drained_()) wake_host.notify();  // at once: the host may wait for the edge to come
     if (run.host_done) clock.stop();
@@ -235,50 +236,66 @@ struct Simulation::Modules : public sc_core::sc_module {
 
   /// Completions in the order of their seq: a statistic accepted at an edge is pushed at that edge,
   /// a last beat one later.
-  void note_pushes_() {
-    if (run.input.stat_valid && pins.stat_ready.read()) run.pushes.push_back({run.cycle, false});
-    if (run.input.beat_valid) {
+  void note_pushes_(bool beat_valid, bool stat_valid, bool stat_ready) {
+    if (stat_valid && stat_ready) run.pushes.push_back({run.cycle, false});
+    if (beat_valid) {
       ++run.result.systemc.beats;
-      if (run.input.beat.last) run.pushes.push_back({run.cycle, true});
+      if (pins.beat.read().last) run.pushes.push_back({run.cycle, true});
     }
   }
 
-  void note_record_(const CycleOutput& out, PathResult& path) {
-    if (!out.record_valid) return;
-    const std::size_t seq = out.record.seq;
+  void note_record_(std::uint64_t cycle, const OpRecord& record, const TapCounts& counts,
+                    PathResult& path) {
+    const std::size_t seq = record.seq;
     if (seq >= run.pushes.size() || seq >= run.issued.size() ||
         run.pushes[seq].cycle != run.issued[seq].last_beat_cycle) {
       throw std::logic_error("a record's seq does not belong to a completion of the vector unit");
     }
     path.completions.push_back({.tag = run.issued[seq].tag,
                                 .last_beat_cycle = run.pushes[seq].cycle,
-                                .record_cycle = run.cycle,
+                                .record_cycle = cycle,
                                 .mode_at_issue = run.issued[seq].mode,
                                 .from_beats = run.pushes[seq].from_beats,
-                                .record = out.record,
-                                .counts = out.counts});
+                                .record = record,
+                                .counts = counts});
   }
 
   void compare_(const CycleOutput& out) {
-    CycleInput input = run.input;
-    if (run.rtl_data && input.apb.write) input.apb.data = *run.rtl_data;
-    const auto start = Clock::now();
-    const CycleOutput rtl_out = run.rtl->peek(input);
-    run.rtl->edge();
-    run.result.rtl.seconds += seconds_since(start);
-    ++run.result.cycles_compared;
-    // A record with a seq of its own cannot be filed; the comparison below names it.
-    if (rtl_out.record_valid && out.record_valid && rtl_out.record.seq == out.record.seq) {
-      note_record_(rtl_out, run.result.rtl);
+    PinClock& now = run.comparison->next();
+    pins.read(now.input);
+    if (run.rtl_data && now.input.apb.write) now.input.apb.data = *run.rtl_data;
+    now.output = out;
+    now.cycle = run.cycle;
+    now.beats = run.result.systemc.beats;
+    now.executions = run.result.systemc.executions.size();
+    run.comparison->push();
+    if (run.comparison->ended()) clock.stop();
+  }
+
+  /// What the comparison has found. After a divergence the run is as it was in that clock.
+  void file_(ComparisonResult comparison) {
+    LockstepResult& result = run.result;
+    result.rtl.seconds = comparison.seconds;
+    result.cycles_compared = comparison.cycles;
+    for (const FollowingRecord& r : comparison.records)
+      note_record_(r.cycle, r.record, r.counts, result.rtl);
+    if (!comparison.divergence) return;
+    const PinClock& at = *comparison.differing;
+    Divergence& divergence = *comparison.divergence;
+    result.cycle_mismatches = 1;
+    if (divergence.record && divergence.record->seq < run.pushes.size() &&
+        run.pushes[divergence.record->seq].cycle <= at.cycle) {
+      divergence.last_beat_cycle = run.pushes[divergence.record->seq].cycle;
     }
-    if (auto divergence = compare_cycles("rtl", rtl_out, "systemc", out, run.cycle)) {
-      run.result.cycle_mismatches = 1;
-      if (divergence->record && divergence->record->seq < run.pushes.size()) {
-        divergence->last_beat_cycle = run.pushes[divergence->record->seq].cycle;
-      }
-      run.result.divergence = std::move(divergence);
-      clock.stop();
-    }
+    result.divergence = std::move(divergence);
+    std::erase_if(result.systemc.completions,
+                  [&at](const Completion& c) { return c.record_cycle > at.cycle; });
+    result.systemc.executions.resize(at.executions);
+    result.systemc.beats = at.beats;
+    if (at.cycle < run.cycle) result.systemc.host = result.rtl.host = std::nullopt;
+    run.cycle = at.cycle;
+    run.unseen_count = at.output.unseen_count;
+    run.error = nullptr;  // of a turn that a divergence before it would have prevented
   }
 
   // --- operators ---
@@ -564,8 +581,13 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
                                         const std::function<void(std::size_t)>& on_progress,
                                         const OperandFault* fault, PolicyAnswers* policy) {
   Modules& m = *modules_;
+  std::optional<PinComparison> comparison;
+  if (rtl != nullptr) {
+    rtl->reset();
+    comparison.emplace(*rtl, "rtl", "systemc");
+  }
   m.run = {.operators = &operators,
-           .rtl = rtl,
+           .comparison = comparison ? &*comparison : nullptr,
            .fault = fault,
            .on_progress = on_progress,
            .schedule = LearningRateSchedule(operators),
@@ -573,7 +595,6 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
   LockstepResult& result = m.run.result;
   result.rtl.path = "rtl";
   result.systemc.path = "systemc";
-  if (rtl != nullptr) rtl->reset();
 
   ++m.run_number;
   m.wake_host.notify(sc_core::SC_ZERO_TIME);  // a host whose last run was stopped
@@ -581,15 +602,22 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
   m.clock.start();
   const auto start = Clock::now();
   sc_core::sc_start();  // returns when the clock has stopped
+  double waited = 0;
+  if (comparison) {
+    ComparisonResult compared = comparison->finish();
+    waited = compared.waited;
+    m.file_(std::move(compared));
+  }
+  result.systemc.seconds = seconds_since(start) - waited;
   if (m.run.error) std::rethrow_exception(m.run.error);
-  result.systemc.seconds = seconds_since(start) - result.rtl.seconds;
 
   const sc::VectorUnitCounts& counts = m.unit.counts();
   for (PathResult* path : {&result.systemc, &result.rtl}) {
     path->cycles = m.run.cycle;
     path->beats = result.systemc.beats;
     path->stall_cycles = counts.tap_stall_cycles;
-    path->unseen_count = path->host ? path->host->counters.unseen : m.pins.unseen_count.read();
+    path->unseen_count = path->host ? path->host->counters.unseen
+                                    : m.run.unseen_count.value_or(m.pins.unseen_count.read());
   }
   return std::move(result);
 }
