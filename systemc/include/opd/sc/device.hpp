@@ -46,8 +46,8 @@ class Device : public sc_core::sc_module {
   sc_core::sc_out<Mode> mode{"mode"};
 
   RegisteredOut<bool> record_valid{"record_valid"};  // 1 for one cycle per detected completion
-  sc_core::sc_out<OpRecord> record{"record"};          // holds its value until the next one
-  sc_core::sc_out<TapCounts> counts{"counts"};         // as record
+  sc_core::sc_out<OpRecord> record{"record"};        // holds its value until the next one
+  sc_core::sc_out<TapCounts> counts{"counts"};       // as record
 
   RegisteredOut<unsigned> queue_level{"queue_level"};
   RegisteredOut<unsigned> queue_high_water{"queue_high_water"};
@@ -72,6 +72,7 @@ class Device : public sc_core::sc_module {
   void on_clock_();
   void on_mode_read_();
   void reset_();
+  bool idle_() const;
   bool detect_();
   void complete_(const Statistic& statistic);
   void serve_bus_();
@@ -94,6 +95,7 @@ class Device : public sc_core::sc_module {
   const unsigned statistic_levels_;  ///< levels of the queue at which a statistic is taken
   std::uint32_t next_seq_ = 0;       ///< wraps
   std::optional<Access> access_;
+  bool recording_ = false;  ///< record_valid
   sc_core::sc_event mode_written_{"mode_written"};
 };
 
