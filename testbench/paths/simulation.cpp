@@ -344,6 +344,7 @@ struct Simulation::Modules : public sc_core::sc_module {
       try {
         serve_();
       } catch (const RunStopped&) {
+        pins.apb_request.write({});  // of an access in the middle
       }
     }
   }
