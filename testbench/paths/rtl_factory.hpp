@@ -21,7 +21,7 @@ class Waveform;
 /// The same, but an assertion that fails throws std::runtime_error instead of ending the process.
 [[nodiscard]] std::unique_ptr<PinDevice> make_throwing_rtl_device();
 
-/// Beats per second of the bare Verilated device on a recorded stimulus, repeated until `seconds`
+/// Clocks per second of the bare Verilated device on a recorded stimulus, repeated until `seconds`
 /// have passed.
 [[nodiscard]] double measure_rtl_speed(const std::vector<CycleInput>& stimulus, double seconds);
 
