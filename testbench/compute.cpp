@@ -219,6 +219,7 @@ std::optional<Divergence> compare_execution(const OperatorStream& operators, std
                           const auto& text) {
     if (l == r || !d.field.empty()) return;
     d.field = field + (field == "mode" ? "" : in_mode);
+    d.quantity = field;
     d.left_value = text(l);
     d.right_value = text(r);
   };
@@ -243,6 +244,7 @@ std::optional<Divergence> compare_execution(const OperatorStream& operators, std
       differ(fmt::format("output element {}", i), element_at(format, left.output, i),
              element_at(format, right.output, i), text);
     }
+    if (!d.field.empty()) d.quantity = "output element";
   }
   differ("accumulators", left.accumulators.has_value(), right.accumulators.has_value(), number);
   differ("accumulator statistic's format", left.accumulator_format, right.accumulator_format,
@@ -270,7 +272,6 @@ ExecutionComparison compare_executions(const OperatorStream& operators, const Pa
   ExecutionComparison result;
   const auto note = [&](Divergence d, std::size_t tag) {
     ++result.mismatches;
-    if (result.first) return;
     for (const PathResult* path : {&left, &right}) {
       const auto completion = std::find_if(path->completions.begin(), path->completions.end(),
                                            [tag](const Completion& c) { return c.tag == tag; });
@@ -281,7 +282,8 @@ ExecutionComparison compare_executions(const OperatorStream& operators, const Pa
       d.last_beat_cycle = completion->last_beat_cycle;
       break;
     }
-    result.first = std::move(d);
+    if (!result.first) result.first = d;
+    tb::note(result.kinds, std::move(d));
   };
   const auto lacking = [&](std::size_t tag, bool in_left) {
     if (may_lack) return;

@@ -29,6 +29,7 @@ struct ExecutionComparison {
   std::uint64_t elements = 0;  ///< of their outputs
   std::uint64_t mismatches = 0;
   std::optional<Divergence> first;
+  std::vector<MismatchKind> kinds;
 };
 
 /// The first difference of two executions of operator `tag`: what ran, output element, accumulators,

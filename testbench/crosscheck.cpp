@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace opd::tb {
 namespace {
 
@@ -20,6 +22,48 @@ std::string name_of_cause(std::uint8_t cause) {
 }
 
 }  // namespace
+
+void note(std::vector<MismatchKind>& kinds, Divergence divergence) {
+  merge(kinds, {MismatchKind{.count = 1, .first = divergence, .last = std::move(divergence)}});
+}
+
+void merge(std::vector<MismatchKind>& kinds, const std::vector<MismatchKind>& others) {
+  for (const MismatchKind& other : others) {
+    const auto same = std::find_if(kinds.begin(), kinds.end(),
+                                   [&](const MismatchKind& kind) { return kind.is_like(other); });
+    if (same == kinds.end()) {
+      kinds.push_back(other);
+    } else {
+      same->count += other.count;
+      same->last = other.last;
+    }
+  }
+}
+
+std::vector<Divergence> compare_states(const std::string& left_name, const StoredState& left,
+                                       const std::string& right_name, const StoredState& right,
+                                       std::uint16_t op, const Completion& where) {
+  std::vector<Divergence> differences;
+  if (left == right) return differences;
+  for (const StateField& field : kStateFields) {
+    if (field.get(left) == field.get(right)) continue;
+    // They follow from the rest of the word, and from its mode.
+    if (field.name == "parity" && !differences.empty()) continue;
+    if (field.name == "mode_register" && left.mode != right.mode) continue;
+    Divergence& d =
+        differences.emplace_back(Divergence{.left = left_name,
+                                            .right = right_name,
+                                            .field = fmt::format("{}{}", kStatePrefix, field.name),
+                                            .left_value = field_text(field, left),
+                                            .right_value = field_text(field, right),
+                                            .record = where.record,
+                                            .state_op = op});
+    if (where.record_cycle == 0) continue;
+    d.cycle = where.record_cycle;
+    d.last_beat_cycle = where.last_beat_cycle;
+  }
+  return differences;
+}
 
 std::string flags_text(std::uint16_t flags) {
   if (flags == 0) return "none";
@@ -115,12 +159,13 @@ EventComparison compare_events(const std::string& left_name, std::span<const Eve
   EventComparison result;
   const auto note = [&](const std::string& field, std::string l, std::string r) {
     ++result.mismatches;
-    if (result.first) return;
-    result.first = Divergence{.left = left_name,
-                              .right = right_name,
-                              .field = field,
-                              .left_value = std::move(l),
-                              .right_value = std::move(r)};
+    Divergence d{.left = left_name,
+                 .right = right_name,
+                 .field = field,
+                 .left_value = std::move(l),
+                 .right_value = std::move(r)};
+    if (!result.first) result.first = d;
+    tb::note(result.kinds, std::move(d));
   };
   auto next = left.begin();
   const Event* skipped = nullptr;  // the first that may be a lost one
@@ -148,12 +193,12 @@ RecordComparison compare_streams(const std::string& left_name, std::span<const C
   RecordComparison result{.left = left_name, .right = right_name};
   const auto note = [&](Divergence d, const Completion& where) {
     ++result.mismatches;
-    if (result.first) return;
     if (where.record_cycle != 0) {
       d.cycle = where.record_cycle;
       d.last_beat_cycle = where.last_beat_cycle;
     }
-    result.first = std::move(d);
+    if (!result.first) result.first = d;
+    tb::note(result.kinds, std::move(d));
   };
   const auto lacking = [&](const std::string& path, const Completion& record) {
     note(Divergence{.left = left_name,

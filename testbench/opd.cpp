@@ -146,29 +146,39 @@ void make_folder(const fs::path& out) {
 
 /// Whether a planted fault is one of what rtl and systemc do.
 bool in_waveform(std::string_view fault) {
-  return fault == "rtl" || fault == "systemc" || fault == "compute-systemc";
+  return fault == "rtl" || fault == "systemc" || fault == "compute-systemc" ||
+         fault == "state-rtl" || fault == "state-systemc";
 }
 
 /// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and
 /// dumps the cycles around its divergence. Returns the file's name, empty when there is none.
 std::string dump_waveform(const ReplayOptions& options, const TraceResult& result,
                           const Choice& choice) {
-  constexpr std::uint64_t kBefore = 64, kAfter = 8;
-  const std::uint64_t cycle = *result.divergence->cycle;
-  std::vector<std::string> words = {
-      "opd",
-      "replay",
-      result.file.string(),
-      "--out",
-      options.out.string(),
-      "--waveform",
-      fmt::format("{}:{}", cycle > kBefore ? cycle - kBefore : 1, cycle + kAfter),
-      "--bubbles",
-      std::to_string(options.bubbles),
-      "--streams",
-      std::to_string(options.streams),
-      "--lane-latency",
-      std::to_string(options.lane_latency)};
+  constexpr std::uint64_t kBefore = 64, kAfter = 16;
+  const Divergence& divergence = *result.divergence;
+  const std::uint64_t cycle = *divergence.cycle;
+  const std::uint16_t op =
+      divergence.state_op.value_or(divergence.record ? divergence.record->op : std::uint16_t{0});
+  const std::string name = result.name + ".fst";
+  const WaveformWindow window{.first = cycle > kBefore ? cycle - kBefore : 1,
+                              .last = cycle + kAfter,
+                              .file = options.out / name,
+                              .op = op};
+  std::vector<std::string> words = {"opd",
+                                    "replay",
+                                    result.file.string(),
+                                    "--out",
+                                    options.out.string(),
+                                    "--waveform",
+                                    fmt::format("{}:{}", window.first, window.last),
+                                    "--waveform-op",
+                                    std::to_string(op),
+                                    "--bubbles",
+                                    std::to_string(options.bubbles),
+                                    "--streams",
+                                    std::to_string(options.streams),
+                                    "--lane-latency",
+                                    std::to_string(options.lane_latency)};
   if (choice.file.empty()) {
     words.insert(words.end(), {"--profile", options.profile});
   } else {
@@ -198,24 +208,31 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
   arguments.push_back(nullptr);
   pid_t child = 0;
   int status = -1;
-  if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments.data(), environ) == 0)
+  posix_spawn_file_actions_t actions;  // what it found is said already
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  if (posix_spawn(&child, "/proc/self/exe", &actions, nullptr, arguments.data(), environ) == 0)
     waitpid(child, &status, 0);
-  const std::string name = result.name + ".fst";
+  posix_spawn_file_actions_destroy(&actions);
   if (status == -1 || !WIFEXITED(status) || WEXITSTATUS(status) == kBadInput) {
     complain("opd: {}: the waveform of cycle {} could not be written\n",
              (options.out / name).string(), cycle);
     return {};
   }
+  write_save_file(window, cycle, divergence.field);
+  say("waveform: {}, cycles {}:{}\n", window.file.string(), window.first, window.last);
   return name;
 }
 
 /// --waveform: one trace through rtl and systemc, for the dump alone.
-int run_waveform(ReplayOptions options, const std::string& window) {
+int run_waveform(ReplayOptions options, const std::string& window, std::uint16_t op) {
   if (options.paths_by_name)
     throw UsageError("--paths: a waveform is made of rtl and systemc; drop one of the two options");
   if (options.traces.size() != 1 || options.out.empty()) {
     throw UsageError("--waveform: needs exactly one trace and --out; the file is OUT/<trace>.fst");
   }
+  if (options.compare_state)
+    throw UsageError("--compare-state: a waveform compares nothing; drop one of the two options");
   if (options.plant_fault && !in_waveform(*options.plant_fault)) {
     throw UsageError(
         fmt::format("--waveform: a fault in {} is in no waveform; plant it in rtl or systemc",
@@ -223,6 +240,7 @@ int run_waveform(ReplayOptions options, const std::string& window) {
   }
   const std::string name = trace::Trace::read(options.traces.front()).name();
   options.waveform = parse_window(window, options.out / (name + ".fst"));
+  options.waveform->op = op;
   options.paths = {"rtl", "systemc"};
   fs::remove(options.waveform->file);
   const TraceResult result = std::move(replay(options, [](const std::string&) {}).front());
@@ -231,6 +249,7 @@ int run_waveform(ReplayOptions options, const std::string& window) {
         "--waveform {}: {} was not written; the run has {} cycles, and the folder must be writable",
         window, options.waveform->file.string(), result.paths.front().cycles));
   }
+  write_save_file(*options.waveform, 0, "");
   say("waveform: {}, cycles {}:{}\n", options.waveform->file.string(), options.waveform->first,
       options.waveform->last);
   if (result.mismatches == 0) return kEqual;
@@ -244,6 +263,7 @@ void write_results(const ReplayOptions& options, std::vector<TraceResult>& resul
   for (TraceResult& result : results) {
     if (result.divergence && result.divergence->cycle && result.path("rtl") != nullptr) {
       result.waveform = dump_waveform(options, result, choice);
+      if (!result.waveform.empty()) result.waveform_view = result.name + ".gtkw";
     }
   }
   const fs::path summary = options.out / "summary.json";
@@ -314,14 +334,20 @@ std::optional<ComputeOptions> compute_options(const UnitChoice& choice,
   return options;
 }
 
-/// Paths in which a fault can be planted, and computing paths of a replay that computes.
-void check_fault(const ReplayOptions& options) {
+/// Paths in which a fault can be planted; computing paths of a replay that computes; where stored
+/// states are compared or seen, paths that store them.
+void check_fault(const ReplayOptions& options, bool states_seen) {
   if (!options.plant_fault) return;
   std::vector<std::string> known = options.paths;
   for (const std::string_view path : kComputingPaths) {
     if (options.compute &&
         std::find(options.paths.begin(), options.paths.end(), path) != options.paths.end())
       known.push_back(fmt::format("{}{}", kComputeFault, path));
+  }
+  for (const std::string_view path : kStatePaths) {
+    if (states_seen &&
+        std::find(options.paths.begin(), options.paths.end(), path) != options.paths.end())
+      known.push_back(fmt::format("{}{}", kStateFault, path));
   }
   if (std::find(known.begin(), known.end(), *options.plant_fault) == known.end()) {
     throw UsageError(fmt::format("--plant-fault {}: not one of the chosen paths; give one of {}",
@@ -330,7 +356,8 @@ void check_fault(const ReplayOptions& options) {
 }
 
 int run_replay(ReplayOptions options, const Choice& choice, const UnitChoice& unit,
-               const std::string& policy, const std::string& window) {
+               const std::string& policy, const std::string& window,
+               std::optional<std::uint16_t> waveform_op) {
   configure(options, choice);
   options.compute = compute_options(unit, options.plant_fault);
   for (const std::string& path : options.paths) {
@@ -339,16 +366,22 @@ int run_replay(ReplayOptions options, const Choice& choice, const UnitChoice& un
           fmt::format("--paths {}: no such path; known are {}", path, fmt::join(kPathNames, ", ")));
     }
   }
-  check_fault(options);
+  check_fault(options, options.compare_state || !window.empty());
   options.device = rtl_parameters();
   if (options.streams < 1 || options.streams > options.device.num_streams) {
     throw UsageError(fmt::format("--streams {}: the device has {} streams; give 1..{}",
                                  options.streams, options.device.num_streams,
                                  options.device.num_streams));
   }
+  if (waveform_op && window.empty())
+    throw UsageError("--waveform-op: says whose state is in the waveform; add --waveform");
+  if (waveform_op.value_or(0) >= options.device.num_ops) {
+    throw UsageError(fmt::format("--waveform-op {}: the device has {} operators; give 0..{}",
+                                 *waveform_op, options.device.num_ops, options.device.num_ops - 1));
+  }
   if (!policy.empty()) options.policy = python_policy(policy);
   if (!options.out.empty()) make_folder(options.out);
-  if (!window.empty()) return run_waveform(std::move(options), window);
+  if (!window.empty()) return run_waveform(std::move(options), window, waveform_op.value_or(0));
 
   std::vector<TraceResult> results = replay(options, show_progress);
   end_progress();
@@ -516,6 +549,7 @@ int run(int argc, char** argv) {
   Choice choice;
   UnitChoice unit;
   std::string fault, policy, window;
+  std::optional<std::uint16_t> waveform_op;
   CLI::App* replay_command = app.add_subcommand(
       "replay", "Run traces through every path and compare the records bit for bit");
   replay_command
@@ -571,10 +605,18 @@ int run(int argc, char** argv) {
                              "between two steps (docs/policies.md)");
   replay_command->add_option("--plant-fault", fault,
                              "Falsify the configuration of one path, to see the check fail; with "
-                             "--compute also compute-PATH: an operand on that path");
-  replay_command->add_option("--waveform", window,
-                             "Dump cycles FIRST:LAST of one trace to OUT/<trace>.fst, and nothing "
-                             "else (paths rtl and systemc)");
+                             "--compute also compute-PATH: an operand on that path; with "
+                             "--compare-state also state-PATH: what that path stores");
+  replay_command->add_flag(
+      "--compare-state", options.compare_state,
+      "Compare what is stored of the operators after each completion as well: a mismatch is named "
+      "where it starts, not where a record shows it (not on cuda; slower)");
+  replay_command->add_option(
+      "--waveform", window,
+      "Dump cycles FIRST:LAST of one trace, rtl and systemc side by side, to "
+      "OUT/<trace>.fst, with OUT/<trace>.gtkw to open it, and nothing else");
+  replay_command->add_option("--waveform-op", waveform_op,
+                             "Operator whose stored state is in the waveform (default 0)");
 
   std::vector<fs::path> info_files;
   CLI::App* info_command =
@@ -605,7 +647,7 @@ int run(int argc, char** argv) {
       options.paths_by_name = paths->count() > 0;
       if (!fault.empty()) options.plant_fault = fault;
       choice.profile = profile->count() > 0;
-      return run_replay(options, choice, unit, policy, window);
+      return run_replay(options, choice, unit, policy, window, waveform_op);
     }
     if (*info_command) return run_info(trace_files(info_files));
     if (*registers_command) return run_registers();

@@ -8,6 +8,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "comparison.hpp"
 #include "opd/trace/whole_file.hpp"
 #include "operators.hpp"
 #include "paths/cpu_path.hpp"
@@ -23,10 +24,6 @@ constexpr const char* kCudaDoesNotCompute = "operators are not computed there";
 constexpr const char* kCudaTakesNoCommands =
     "a policy's commands come between steps, and it has none";
 
-bool computes(std::string_view path) {
-  return std::find(kComputingPaths.begin(), kComputingPaths.end(), path) != kComputingPaths.end();
-}
-
 /// The path of a fault in what it computes.
 std::optional<std::string> computing_fault(const ReplayOptions& options) {
   if (!options.plant_fault || !options.plant_fault->starts_with(kComputeFault)) return std::nullopt;
@@ -37,8 +34,20 @@ bool selected(const ReplayOptions& options, const std::string& path) {
   return std::find(options.paths.begin(), options.paths.end(), path) != options.paths.end();
 }
 
+/// The path whose configuration the planted fault is in.
+std::optional<std::string> configured_fault(const ReplayOptions& options) {
+  if (!options.plant_fault || computing_fault(options)) return std::nullopt;
+  const bool state = options.plant_fault->starts_with(kStateFault);
+  return options.plant_fault->substr(state ? kStateFault.size() : 0);
+}
+
+Config faulty_config(const ReplayOptions& options) {
+  const bool state = options.plant_fault && options.plant_fault->starts_with(kStateFault);
+  return state ? falsified_state(options.config) : falsified(options.config);
+}
+
 Config config_of(const ReplayOptions& options, const std::string& path) {
-  return options.plant_fault == path ? falsified(options.config) : options.config;
+  return configured_fault(options) == path ? faulty_config(options) : options.config;
 }
 
 /// Tags by seq as the device saw them; completions that it dropped keep their seq.
@@ -59,138 +68,6 @@ void measure_reaction(const PathResult& device, TraceResult& result) {
   }
   result.reaction_cycles = spread_of(std::move(tap));
   result.sideband_cycles = spread_of(std::move(sideband));
-}
-
-/// The comparison of two paths, whichever is left; a new one where there is none.
-RecordComparison& comparison_of(TraceResult& result, const std::string& left,
-                                const std::string& right) {
-  for (RecordComparison& c : result.comparisons) {
-    if ((c.left == left && c.right == right) || (c.left == right && c.right == left)) return c;
-  }
-  return result.comparisons.emplace_back(RecordComparison{.left = left, .right = right});
-}
-
-void compare_paths(TraceResult& result) {
-  if (result.paths.size() < 2) return;
-  const PathResult& first = result.paths.front();
-  result.records_compared = first.completions.size();
-  // A divergence stops the lockstep run: what the other paths did after it has no counterpart.
-  std::size_t equal = std::numeric_limits<std::size_t>::max();
-  if (result.cycle_mismatches > 0) {
-    for (const PathResult& path : result.paths) equal = std::min(equal, path.completions.size());
-    if (result.divergence->record)
-      equal = std::min(equal, std::size_t{result.divergence->record->seq});
-  }
-  const auto comparable = [&](const PathResult& path) {
-    return std::span<const Completion>(path.completions)
-        .first(std::min(equal, path.completions.size()));
-  };
-  for (std::size_t i = 1; i < result.paths.size(); ++i) {
-    const PathResult& other = result.paths[i];
-    RecordComparison comparison =
-        compare_streams(first.path, comparable(first), other.path, comparable(other));
-    result.records_compared = std::min(result.records_compared, comparison.compared);
-    result.mismatches += comparison.mismatches;
-    if (comparison.first && !result.divergence) result.divergence = comparison.first;
-    RecordComparison& filed = comparison_of(result, first.path, other.path);
-    filed.compared = comparison.compared;
-    filed.mismatches += comparison.mismatches;
-    if (!filed.first) filed.first = std::move(comparison.first);
-  }
-}
-
-/// What the paths computed, each against the first that computes. A difference comes before that of
-/// the record of the same execution, which follows from it.
-void compare_computing(const OperatorStream& operators, TraceResult& result) {
-  const PathResult* first = result.computing_path();
-  if (first == nullptr) return;
-  std::optional<ExecutionComparison> fewest;
-  const auto note = [](std::optional<Divergence>& earliest, const Divergence& found) {
-    const bool pins = earliest && !earliest->record;
-    if (!earliest || (!pins && found.record->seq <= earliest->record->seq)) earliest = found;
-  };
-  const bool may_lack = result.cycle_mismatches > 0 || result.unseen() > 0;
-  for (const PathResult& path : result.paths) {
-    if (&path == first || !computes(path.path)) continue;
-    ExecutionComparison executions = compare_executions(operators, *first, path, may_lack);
-    if (!fewest || executions.compared < fewest->compared) fewest = executions;
-    RecordComparison& comparison = comparison_of(result, first->path, path.path);
-    comparison.executions_compared = executions.compared;
-    comparison.mismatches += executions.mismatches;
-    result.mismatches += executions.mismatches;
-    if (!executions.first) continue;
-    note(comparison.first, *executions.first);
-    if (result.cycle_mismatches == 0) note(result.divergence, *executions.first);
-  }
-  if (fewest) {
-    result.compute->executions_compared = fewest->compared;
-    result.compute->elements_compared = fewest->elements;
-  }
-}
-
-/// A mismatch of pins is filed with the comparison of rtl and systemc: their records up to there are
-/// equal, the two are not.
-void file_pin_mismatch(TraceResult& result) {
-  if (result.cycle_mismatches == 0) return;
-  auto pair = std::find_if(
-      result.comparisons.begin(), result.comparisons.end(),
-      [](const RecordComparison& c) { return c.left == "rtl" && c.right == "systemc"; });
-  if (pair == result.comparisons.end()) {
-    pair =
-        result.comparisons.insert(result.comparisons.begin(), {.left = "rtl", .right = "systemc"});
-  }
-  pair->mismatches += result.cycle_mismatches;
-  if (!pair->first) pair->first = result.divergence;
-}
-
-/// Events one by one, and hints, mode counts and last clean step at the end of the run: what the
-/// driver read of each device against what the reference derives, or where the reference did not
-/// run, against the first device.
-void compare_hosts(TraceResult& result) {
-  if (result.cycle_mismatches > 0) return;  // the run was stopped
-  const PathResult* base = result.path("cpu");
-  if (base == nullptr) base = result.host_path();
-  if (base == nullptr) return;
-  std::optional<std::uint64_t> fewest;
-  const auto note = [&](RecordComparison& comparison, Divergence divergence) {
-    ++comparison.mismatches;
-    ++result.mismatches;
-    if (!comparison.first) comparison.first = divergence;
-    if (!result.divergence) result.divergence = std::move(divergence);
-  };
-  for (const PathResult& path : result.paths) {
-    if (&path == base || !path.host) continue;
-    const HostView &seen = *path.host, &expected = *base->host;
-    if (expected.events_lost > 0) continue;  // a device that lost events is no yardstick
-    RecordComparison* const comparison = &comparison_of(result, path.path, base->path);
-    EventComparison events =
-        compare_events(path.path, seen.events, seen.events_lost, base->path, expected.events);
-    comparison->events_compared = events.compared;
-    fewest = std::min(fewest.value_or(events.compared), events.compared);
-    if (events.first) {
-      note(*comparison, std::move(*events.first));
-      comparison->mismatches += events.mismatches - 1;
-      result.mismatches += events.mismatches - 1;
-    }
-    const auto same = [&](const char* field, const std::string& l, const std::string& r) {
-      if (l == r) return;
-      note(*comparison, Divergence{.left = path.path,
-                                   .right = base->path,
-                                   .field = field,
-                                   .left_value = l,
-                                   .right_value = r});
-    };
-    same("hints", hints_text(seen.hints), hints_text(expected.hints));
-    const auto counts = [](const driver::ModeCounts& c) {
-      return fmt::format("{} STABLE, {} SAFE", c.stable, c.safe);
-    };
-    same("mode counts", counts(seen.mode_counts), counts(expected.mode_counts));
-    const auto step = [](const std::optional<std::uint32_t>& s) {
-      return s ? std::to_string(*s) : std::string("none");
-    };
-    same("last clean step", step(seen.last_clean_step), step(expected.last_clean_step));
-  }
-  result.events_compared = fewest.value_or(0);
 }
 
 template <typename T>
@@ -250,10 +127,11 @@ void refuse_idle_replay(const ReplayOptions& options, const TraceResult& result)
         "--paths: none of the chosen paths can run{}; choose rtl, systemc, systemc-lt or cpu",
         reasons));
   }
-  if (!options.plant_fault) return;
+  if (!options.plant_fault || options.waveform)
+    return;  // a waveform may end before the fault shows
   const std::optional<std::string> computing = computing_fault(options);
-  if (computing && options.waveform) return;  // rtl and systemc have the same beats
-  if (result.path(computing.value_or(*options.plant_fault)) == nullptr) {
+  const std::string faulty = computing ? *computing : *configured_fault(options);
+  if (result.path(faulty) == nullptr) {
     throw std::runtime_error(
         fmt::format("--plant-fault {}: that path did not run{}; choose another",
                     *options.plant_fault, reasons));
@@ -264,10 +142,17 @@ void refuse_idle_replay(const ReplayOptions& options, const TraceResult& result)
         fmt::format("--plant-fault {}: no second path that computes; add one of {} to --paths",
                     *options.plant_fault, fmt::join(kComputingPaths, ", ")));
   }
-  if (result.paths.size() < 2 && *options.plant_fault != "rtl") {
+  if (result.paths.size() < 2 && faulty != "rtl") {
     throw std::runtime_error(
         fmt::format("--plant-fault {}: no second path to compare with; add one to --paths",
                     *options.plant_fault));
+  }
+  if (result.mismatches == 0 && options.plant_fault->starts_with(kStateFault)) {
+    throw std::runtime_error(
+        fmt::format("--plant-fault {}: it does not act on {}: its operators have one usable sample "
+                    "each, or stand "
+                    "still; choose another trace",
+                    *options.plant_fault, result.name));
   }
   if (result.mismatches == 0)
     throw std::runtime_error(
@@ -321,15 +206,20 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   PolicyAnswers* const policy = answers ? &*answers : nullptr;
 
   std::vector<std::size_t> order;
+  LockstepResult lockstep;
   if (selected(options, "rtl") || selected(options, "systemc")) {
+    std::optional<Waveform> waveform;
+    if (options.waveform) waveform.emplace(*options.waveform);
     std::unique_ptr<PinDevice> rtl;
-    if (selected(options, "rtl")) rtl = make_rtl_device(options.waveform);
+    if (selected(options, "rtl"))
+      rtl = waveform ? make_traced_rtl_device(*waveform) : make_rtl_device();
     const auto on_progress = [&](std::size_t done) {
       progress(fmt::format("{} {}: lockstep {} of {} operators", heading, result.name, done,
                            operators.size()));
     };
-    LockstepResult lockstep =
-        simulation->run_lockstep(operators, rtl.get(), on_progress, fault_of("systemc"), policy);
+    lockstep = simulation->run_lockstep(
+        operators, rtl.get(), on_progress, fault_of("systemc"), policy,
+        {.compare_state = options.compare_state, .waveform = waveform ? &*waveform : nullptr});
     order = completion_order(lockstep.systemc);
     measure_reaction(lockstep.systemc, result);
     result.beats_compared = lockstep.systemc.beats;
@@ -343,8 +233,8 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   if (order.empty() && operators.computes()) order = operators.program_order();
   if (selected(options, "systemc-lt")) {
     if (std::find(order.begin(), order.end(), kUnseen) == order.end()) {
-      result.paths.push_back(
-          simulation->run_loosely_timed(operators, order, fault_of("systemc-lt"), policy));
+      result.paths.push_back(simulation->run_loosely_timed(operators, order, fault_of("systemc-lt"),
+                                                           policy, options.compare_state));
     } else {
       result.skipped["systemc-lt"] =
           "the op queue overflowed; the loosely timed model has no queue to lose completions in";
@@ -352,7 +242,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
   }
   if (selected(options, "cpu")) {
     result.paths.push_back(run_cpu(operators, options.device, config_of(options, "cpu"), order,
-                                   compute, fault_of("cpu"), policy));
+                                   compute, fault_of("cpu"), policy, options.compare_state));
   }
   if (selected(options, "cuda")) {
     std::string reason;
@@ -385,10 +275,7 @@ TraceResult replay_one(const ReplayOptions& options, const Loaded& loaded, Simul
     }
   }
   if (result.paths.size() == 1) result.beats_compared = 0;
-  compare_paths(result);
-  compare_computing(operators, result);
-  compare_hosts(result);
-  file_pin_mismatch(result);
+  compare_results(operators, lockstep, options.compare_state, result);
   refuse_idle_replay(options, result);
 
   // Detection is judged on the records of one path: they are all the same, or the run has failed
@@ -473,6 +360,12 @@ Config falsified(Config config) {
   return config;
 }
 
+Config falsified_state(Config config) {
+  config.baseline_shift =
+      static_cast<std::uint8_t>(config.baseline_shift == 1 ? 2 : config.baseline_shift - 1);
+  return config;
+}
+
 std::vector<TraceResult> replay(const ReplayOptions& options,
                                 const std::function<void(const std::string&)>& progress) {
   for (const auto& [path, available] :
@@ -500,8 +393,8 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
     simulation = std::make_unique<Simulation>(
         SimulationOptions{.device = options.device,
                           .config = options.config,
-                          .faulty_config = falsified(options.config),
-                          .plant_fault = options.plant_fault,
+                          .faulty_config = faulty_config(options),
+                          .plant_fault = configured_fault(options),
                           .compute = options.compute.value_or(ComputeOptions{}),
                           .lane_latency = options.lane_latency,
                           .bubbles = options.bubbles,
@@ -516,21 +409,6 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
     for (const TraceResult& result : results) write_records(options.out, result);
   }
   return results;
-}
-
-std::string describe(const Divergence& d, const std::vector<std::string>& probe_names) {
-  std::string text;
-  if (d.record) {
-    const std::string name =
-        d.record->op < probe_names.size() ? probe_names[d.record->op] : "unknown";
-    text = fmt::format("op {} ({}), step {}, seq {}: ", d.record->op, name, d.record->step,
-                       d.record->seq);
-  }
-  text +=
-      fmt::format("{}: {} = {}, {} = {}", d.field, d.left, d.left_value, d.right, d.right_value);
-  if (d.cycle) text += fmt::format("; cycle {}", *d.cycle);
-  if (d.last_beat_cycle) text += fmt::format(", last beat at cycle {}", *d.last_beat_cycle);
-  return text;
 }
 
 }  // namespace opd::tb

@@ -25,8 +25,14 @@ inline const std::vector<std::string> kPathNames = {"rtl", "systemc", "systemc-l
 inline const std::vector<std::string> kDefaultPaths = {"rtl", "systemc", "systemc-lt", "cpu",
                                                        "cuda"};
 
+/// Those whose stored state can be compared.
+inline constexpr std::array<std::string_view, 4> kStatePaths = {"rtl", "systemc", "systemc-lt",
+                                                                "cpu"};
+
 /// Of a planted fault in what a path computes.
 inline constexpr std::string_view kComputeFault = "compute-";
+/// Of a planted fault in the state that a path stores.
+inline constexpr std::string_view kStateFault = "state-";
 
 struct ReplayOptions {
   std::vector<std::filesystem::path> traces;
@@ -41,8 +47,10 @@ struct ReplayOptions {
   unsigned streams = 1;
   std::optional<ComputeOptions> compute;  ///< operators with operands are computed
   /// Path whose configuration is falsified, to see the check bite; or kComputeFault and a path that
-  /// computes: of whose unit an operand is falsified
+  /// computes: of whose unit an operand is falsified; or kStateFault and a path whose state is
+  /// compared: whose baseline moves at another rate
   std::optional<std::string> plant_fault;
+  bool compare_state = false;  ///< what is stored of the operators, after each completion
   std::optional<WaveformWindow> waveform;  ///< cycles of the (single) trace to dump
   std::shared_ptr<HostPolicy> policy;      ///< null: the built-in controller alone
 };
@@ -71,8 +79,11 @@ struct TraceResult {
   std::uint64_t records_compared = 0;  ///< per path: the smallest number of any comparison
   std::uint64_t beats_compared = 0;
   std::uint64_t events_compared = 0;  ///< as records_compared
+  /// As records_compared, of the paths that keep them; nothing unless states are compared
+  std::optional<std::uint64_t> states_compared;
   std::uint64_t mismatches = 0;
   std::optional<Divergence> divergence;  ///< the earliest
+  std::vector<MismatchKind> kinds;       ///< all mismatches; that of `divergence` first
   std::optional<ComputeResult> compute;
   DetectionQuality quality;
   ModeShares modes;  ///< on the first path
@@ -81,7 +92,8 @@ struct TraceResult {
   std::vector<EngineDetection> engines;
   std::optional<Spread> reaction_cycles;  ///< operators through the tap, rtl = systemc
   std::optional<Spread> sideband_cycles;  ///< statistics
-  std::string waveform;  ///< file name of the dump around the divergence, if there is one
+  std::string waveform;       ///< file name of the dump around the divergence, if there is one
+  std::string waveform_view;  ///< of its GTKWave save file
   /// Whether anything of it was held against anything.
   [[nodiscard]] bool compared() const { return cycles_compared + records_compared > 0; }
   /// The first path whose host reports events and hints; null when only cuda or cuda-emulated ran.
@@ -108,6 +120,10 @@ inline constexpr std::array<std::string_view, 4> kVerdictNames = {"equal", "noth
 /// never, or once, raised.
 [[nodiscard]] Config falsified(Config config);
 
+/// Configuration with one field changed so that the baseline of an operator that moves differs from
+/// its second sample on, and records do when the forecast that follows from it does.
+[[nodiscard]] Config falsified_state(Config config);
+
 /// Replays every trace; all of them are read and checked before the first one runs. `progress` gets
 /// one line of text at a time. Errors: trace::TraceError for a bad trace, std::runtime_error when
 /// no chosen path can run, one that was asked for by name cannot run here, a planted fault cannot
@@ -118,7 +134,24 @@ inline constexpr std::array<std::string_view, 4> kVerdictNames = {"equal", "noth
 /// The text with control characters replaced by '?': names come from files and go to terminals.
 [[nodiscard]] std::string printable(std::string_view text);
 
-/// One sentence that names path pair, op, step, seq, field, both values and cycle.
+/// Mismatches of all traces by kind, in the order of the traces.
+struct MismatchSummary {
+  MismatchKind kind;
+  std::size_t traces = 0;
+  const TraceResult* first = nullptr;  ///< the trace of the kind's first mismatch, of its last
+  const TraceResult* last = nullptr;
+  /// The first in which a difference of stored state became visible, and that difference.
+  const TraceResult* shown = nullptr;
+  const Divergence* shown_start = nullptr;
+};
+[[nodiscard]] std::vector<MismatchSummary> mismatch_kinds(const std::vector<TraceResult>& results);
+
+/// Where it became visible: "shown 12 completions later by flags of op 3 (..), step 7, seq 90".
+[[nodiscard]] std::string describe(const Consequence& consequence,
+                                   const std::vector<std::string>& probe_names);
+
+/// One sentence that names path pair, op, step, seq, field, both values and cycle, and of a state
+/// where it shows.
 [[nodiscard]] std::string describe(const Divergence& divergence,
                                    const std::vector<std::string>& probe_names);
 

@@ -46,20 +46,53 @@ ordered_json incident_json(const TraceResult& result, const Incident& incident) 
           {"mode_before", kModeNames[static_cast<std::size_t>(incident.mode_before)]}};
 }
 
-ordered_json divergence_json(const TraceResult& result) {
-  const Divergence& d = *result.divergence;
+/// Where a difference of stored state became visible; null: nowhere in this run.
+ordered_json consequence_json(const TraceResult& result, const Consequence& shown) {
+  if (shown.field.empty()) return nullptr;
+  ordered_json json{{"field", shown.field}, {"completions", shown.completions}};
+  if (shown.record) {
+    json["op"] = shown.record->op;
+    json["probe"] = probe_name(result, shown.record->op);
+    json["step"] = shown.record->step;
+    json["seq"] = shown.record->seq;
+  }
+  return json;
+}
+
+ordered_json divergence_json(const TraceResult& result, const Divergence& d) {
   ordered_json json{{"paths", {d.left, d.right}},
                     {"field", d.field},
                     {"values", {d.left_value, d.right_value}},
                     {"text", describe(d, result.probe_names)}};
   if (d.record) {
-    json["op"] = d.record->op;
-    json["probe"] = probe_name(result, d.record->op);
+    const std::uint16_t op = d.state_op.value_or(d.record->op);
+    json["op"] = op;
+    json["probe"] = probe_name(result, op);
     json["step"] = d.record->step;
     json["seq"] = d.record->seq;
   }
+  if (d.consequence) json["shown"] = consequence_json(result, *d.consequence);
   if (d.cycle) json["cycle"] = *d.cycle;
   if (d.last_beat_cycle) json["last_beat_cycle"] = *d.last_beat_cycle;
+  return json;
+}
+
+/// Mismatches by path pair and quantity, each with its first and last place.
+ordered_json mismatch_kinds_json(const std::vector<TraceResult>& results) {
+  ordered_json json = ordered_json::array();
+  const auto place = [](const TraceResult& result, const Divergence& d) {
+    ordered_json object{{"trace", result.name}};
+    object.update(divergence_json(result, d));
+    return object;
+  };
+  for (const MismatchSummary& s : mismatch_kinds(results)) {
+    json.push_back({{"paths", {s.kind.first.left, s.kind.first.right}},
+                    {"quantity", s.kind.quantity()},
+                    {"count", s.kind.count},
+                    {"traces", s.traces},
+                    {"first", place(*s.first, s.kind.first)},
+                    {"last", place(*s.last, s.kind.last)}});
+  }
   return json;
 }
 
@@ -252,6 +285,8 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
   json["beats_compared"] = result.beats_compared;
   json["cycles_compared"] = result.cycles_compared;
   json["events_compared"] = result.events_compared;
+  json["states_compared"] =
+      result.states_compared ? ordered_json(*result.states_compared) : ordered_json();
   json["mismatches"] = result.mismatches;
   json["verdict"] = kVerdictNames[static_cast<std::size_t>(verdict_of(options, result))];
   json["comparisons"] = ordered_json::array();
@@ -261,10 +296,14 @@ ordered_json trace_json(const ReplayOptions& options, const TraceResult& result)
                                    {"records", c.compared},
                                    {"events", c.events_compared},
                                    {"executions", c.executions_compared},
+                                   {"states", c.states_compared},
                                    {"mismatches", c.mismatches}});
   }
-  if (result.divergence) json["first_divergence"] = divergence_json(result);
-  if (!result.waveform.empty()) json["waveform"] = result.waveform;
+  if (result.divergence) json["first_divergence"] = divergence_json(result, *result.divergence);
+  if (!result.waveform.empty()) {
+    json["waveform"] = result.waveform;
+    json["waveform_view"] = result.waveform_view;
+  }
 
   const DetectionQuality& q = result.quality;
   json["lead_steps"] = q.first ? ordered_json(q.first->lead_steps) : ordered_json();
@@ -441,7 +480,7 @@ nlohmann::ordered_json summary_json(const ReplayOptions& options,
                       {"sha256", options.policy->sha256()}};
   }
   json["synthesis"] = synthesis_json();
-  std::uint64_t records = 0, beats = 0, cycles = 0, events = 0, mismatches = 0;
+  std::uint64_t records = 0, beats = 0, cycles = 0, events = 0, states = 0, mismatches = 0;
   json["traces"] = ordered_json::array();
   for (const TraceResult& result : results) {
     json["traces"].push_back(trace_json(options, result));
@@ -449,13 +488,16 @@ nlohmann::ordered_json summary_json(const ReplayOptions& options,
     beats += result.beats_compared;
     cycles += result.cycles_compared;
     events += result.events_compared;
+    states += result.states_compared.value_or(0);
     mismatches += result.mismatches;
   }
   json["records_compared"] = records;
   json["beats_compared"] = beats;
   json["cycles_compared"] = cycles;
   json["events_compared"] = events;
+  json["states_compared"] = options.compare_state ? ordered_json(states) : ordered_json();
   json["mismatches"] = mismatches;
+  json["mismatch_kinds"] = mismatch_kinds_json(results);
   json["verdict"] = kVerdictNames[static_cast<std::size_t>(verdict_of(options, results))];
   return json;
 }
@@ -570,9 +612,19 @@ std::string summary_table(const std::vector<TraceResult>& results) {
       text += fmt::format("skipped: {}: path {}: {}\n", r.name, path, reason);
     }
   }
-  for (const TraceResult& r : results) {
-    if (r.divergence)
-      text += fmt::format("\nMISMATCH in {}: {}\n", r.name, describe(*r.divergence, r.probe_names));
+  for (const MismatchSummary& s : mismatch_kinds(results)) {
+    text += fmt::format("\nMISMATCH in {}: {}\n", s.first->name,
+                        describe(s.kind.first, s.first->probe_names));
+    if (s.shown != nullptr && s.shown != s.first) {
+      text += fmt::format("  in {} {}\n", s.shown->name,
+                          describe(*s.shown_start->consequence, s.shown->probe_names));
+    }
+    if (s.kind.count == 1) continue;
+    text += fmt::format("  {} of this kind ({} and {}: {})", s.kind.count, s.kind.first.left,
+                        s.kind.first.right, s.kind.quantity());
+    if (s.traces > 1) text += fmt::format(" in {} traces", s.traces);
+    text += fmt::format("; the last in {}: {}\n", s.last->name,
+                        describe(s.kind.last, s.last->probe_names));
   }
   return text;
 }

@@ -50,14 +50,40 @@ std::uint64_t sum_sse2(const std::byte* bytes, std::size_t count) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sum);
   return lanes[0] + lanes[1] + lanes[2] + lanes[3] + sum_scalar(bytes + blocks * 128, count % 128);
 }
+
+[[gnu::target("avx512bw")]] std::uint64_t sum_avx512(const std::byte* bytes, std::size_t count) {
+  __m512i sums[4] = {};
+  const std::size_t blocks = count / 256;
+  for (std::size_t block = 0; block < blocks; ++block) {
+    for (std::size_t k = 0; k < 4; ++k) {
+      const auto* address = bytes + block * 256 + k * 64;
+      sums[k] = _mm512_add_epi64(
+          sums[k], _mm512_sad_epu8(_mm512_loadu_si512(address), _mm512_setzero_si512()));
+    }
+  }
+  const __m512i sum =
+      _mm512_add_epi64(_mm512_add_epi64(sums[0], sums[1]), _mm512_add_epi64(sums[2], sums[3]));
+  alignas(64) std::uint64_t lanes[8];
+  _mm512_store_si512(lanes, sum);
+  std::uint64_t total = sum_scalar(bytes + blocks * 256, count % 256);
+  for (const std::uint64_t lane : lanes) total += lane;
+  return total;
+}
 #endif
 
 }  // namespace
 
 std::uint64_t byte_sum(std::span<const std::byte> bytes) {
 #if defined(__x86_64__)
-  return best_isa() == Isa::kAvx2 ? sum_avx2(bytes.data(), bytes.size())
-                                  : sum_sse2(bytes.data(), bytes.size());
+  switch (best_isa()) {
+    case Isa::kAvx512:
+      return sum_avx512(bytes.data(), bytes.size());
+    case Isa::kAvx2:
+      return sum_avx2(bytes.data(), bytes.size());
+    case Isa::kBaseline:
+      break;
+  }
+  return sum_sse2(bytes.data(), bytes.size());
 #else
   return sum_scalar(bytes.data(), bytes.size());
 #endif

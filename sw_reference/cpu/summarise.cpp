@@ -6,7 +6,8 @@
 // a block whose maximum reaches the largest finite value is read again, from the L1 cache, to tell
 // saturated from non-finite elements.
 //
-//   cost   : 7 vector operations per vector of elements, 8 more in a block at the limit
+//   cost   : 7 vector operations per vector of elements, 6 more in a block at the limit, and 4 more
+//            where such a block has non-finite elements and none that is saturated
 //   source : docs/numerics.md "Tap"
 #include <algorithm>
 #include <cstring>
@@ -19,8 +20,8 @@
 namespace opd::ref {
 namespace {
 
-// 255 additions of at most 1 fit an 8-bit lane. The same block serves the wider lanes: 8 KiB stay
-// in the L1 cache for the second reading.
+// 255 additions of at most 1 fit an 8-bit lane. The same block serves the wider lanes: 16 KiB at most
+// stay in the L1 cache for the second reading.
 constexpr std::size_t kBlockVectors = 255;
 
 // Bytes. Far enough to keep the memory busy while a block is widened or read again; measured.
@@ -60,9 +61,9 @@ template <std::size_t Bytes>
   return sum;
 }
 
-/// Asks for the line kPrefetchDistance ahead; past the end of the buffer this has no effect.
-[[gnu::always_inline]] inline void prefetch(const std::byte* address) {
-  const auto ahead = reinterpret_cast<std::uintptr_t>(address) + kPrefetchDistance;
+/// Asks for the line that many bytes ahead; past the end of the buffer this has no effect.
+[[gnu::always_inline]] inline void prefetch(const std::byte* address, std::size_t distance) {
+  const auto ahead = reinterpret_cast<std::uintptr_t>(address) + distance;
   __builtin_prefetch(reinterpret_cast<const void*>(ahead));
 }
 
@@ -97,6 +98,17 @@ template <class Lanes, class Lane>
   mag &= mask;
 }
 
+/// Counts the lanes that are set in a comparison result. AVX-512 compares into a mask, which masks an
+/// addition at no cost; elsewhere the result is the -1 to subtract.
+template <std::size_t Bytes, class Counts, class Mask>
+[[gnu::always_inline]] inline void count_lanes(Counts& counts, const Mask& mask) {
+  if constexpr (Bytes == 64) {
+    counts = mask ? counts + 1 : counts;
+  } else {
+    counts -= reinterpret_cast<Counts>(mask);
+  }
+}
+
 template <Format kFormat, std::size_t Bytes>
 [[gnu::always_inline]] inline TapSummary scan(const std::byte* elements, std::size_t count,
                                               unsigned counter_width) {
@@ -123,28 +135,35 @@ template <Format kFormat, std::size_t Bytes>
     Counts normal{}, zero{};
 #pragma GCC unroll 4
     for (std::size_t v = block; v < block_end; ++v) {
-      prefetch(elements + v * Bytes);
+      prefetch(elements + v * Bytes, kPrefetchDistance);
       Lanes mag;
       load_magnitudes(mag, elements + v * Bytes, kMask);
       block_max = mag > block_max ? mag : block_max;
-      normal -= reinterpret_cast<Counts>(mag > kMaxSubnormal);
-      zero -= reinterpret_cast<Counts>(mag == 0);
+      count_lanes<Bytes>(normal, mag > kMaxSubnormal);
+      count_lanes<Bytes>(zero, mag == 0);
     }
     widen_into<Unsigned, Bytes>(normal_total, normal);
     widen_into<Unsigned, Bytes>(zero_total, zero);
 
     if (any_lane<Bytes>(block_max >= kMaxFinite)) {
       Counts nonfinite{}, saturated{};
-      block_max = Lanes{};
 #pragma GCC unroll 4
       for (std::size_t v = block; v < block_end; ++v) {
+        prefetch(elements + v * Bytes, kBlockVectors * Bytes + 2 * kPrefetchDistance);
         Lanes mag;
         load_magnitudes(mag, elements + v * Bytes, kMask);
-        const Lanes is_nonfinite = mag > kMaxFinite;
-        const Lanes finite = mag & ~is_nonfinite;
-        block_max = finite > block_max ? finite : block_max;
-        nonfinite -= reinterpret_cast<Counts>(is_nonfinite);
-        saturated -= reinterpret_cast<Counts>(mag == kMaxFinite);
+        count_lanes<Bytes>(nonfinite, mag > kMaxFinite);
+        count_lanes<Bytes>(saturated, mag == kMaxFinite);
+      }
+      block_max = Lanes{} + kMaxFinite;
+      if (!any_lane<Bytes>(saturated)) {  // non-finite elements beside smaller ones
+        block_max = Lanes{};
+        for (std::size_t v = block; v < block_end; ++v) {
+          Lanes mag;
+          load_magnitudes(mag, elements + v * Bytes, kMask);
+          const Lanes finite = mag & ~(mag > kMaxFinite);
+          block_max = finite > block_max ? finite : block_max;
+        }
       }
       widen_into<Unsigned, Bytes>(nonfinite_total, nonfinite);
       widen_into<Unsigned, Bytes>(saturated_total, saturated);
@@ -187,11 +206,18 @@ template <Format kFormat>
                                              unsigned counter_width) {
   return scan<kFormat, 32>(elements, count, counter_width);
 }
+
+template <Format kFormat>
+[[gnu::target("avx512bw,avx512vl,prefer-vector-width=512")]] TapSummary scan_avx512(
+    const std::byte* elements, std::size_t count, unsigned counter_width) {
+  return scan<kFormat, 64>(elements, count, counter_width);
+}
 #endif
 
 template <Format kFormat>
 TapSummary dispatch(const std::byte* elements, std::size_t count, unsigned counter_width, Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return scan_avx512<kFormat>(elements, count, counter_width);
   if (isa == Isa::kAvx2) return scan_avx2<kFormat>(elements, count, counter_width);
 #endif
   static_cast<void>(isa);
@@ -223,7 +249,9 @@ std::size_t checked_count(Format format, std::span<const std::byte> elements,
 Isa best_isa() {
 #if defined(__x86_64__)
   static const bool kHasAvx2 = __builtin_cpu_supports("avx2") != 0;
-  return kHasAvx2 ? Isa::kAvx2 : Isa::kBaseline;
+  static const bool kHasAvx512 =
+      __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+  return kHasAvx512 ? Isa::kAvx512 : kHasAvx2 ? Isa::kAvx2 : Isa::kBaseline;
 #else
   return Isa::kBaseline;
 #endif
@@ -233,7 +261,9 @@ TapSummary summarise(Format format, std::span<const std::byte> elements, unsigne
                      Isa isa) {
   const std::size_t count = checked_count(format, elements, counter_width);
   if (isa > best_isa())
-    throw std::invalid_argument("isa: this machine has no AVX2, must be baseline");
+    throw std::invalid_argument(best_isa() == Isa::kAvx2
+                                    ? "isa: this machine has no AVX-512, must be AVX2 or baseline"
+                                    : "isa: this machine has no AVX2, must be baseline");
   switch (format) {
     case Format::kFp16:
       return dispatch<Format::kFp16>(elements.data(), count, counter_width, isa);

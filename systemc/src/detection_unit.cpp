@@ -112,7 +112,7 @@ DetectionUnit::Repaired DetectionUnit::repaired_(std::uint16_t op) const {
 }
 
 void DetectionUnit::store_(std::uint16_t op, const OpState& state, Mode mode) {
-  memory_[op] = {state, mode, false};
+  memory_[op] = {state, mode, false, true};
   modes_.write(op, mode);
   state_ = State::kRead;
 }

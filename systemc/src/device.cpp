@@ -38,12 +38,14 @@ void Device::on_clock_() {
     reset_();
     return;
   }
+  if (idle_()) return;
   // From the last block to the first: each finds the registers of the block before it as they were
   // before the edge.
   const bool statistic_taken = stat_valid.read() && statistic_fits_();
   registers_.begin_clock();
 
-  record_valid.write(detect_());
+  recording_ = detect_();
+  record_valid.write(recording_);
 
   // At most one of the two completes at an edge: the sideband waits for the tap.
   if (const auto completion = tap_.fold()) {
@@ -59,6 +61,13 @@ void Device::on_clock_() {
   drive_registers_();
 }
 
+/// Nothing comes in and nothing is on its way: the coming edge changes no register and no output.
+bool Device::idle_() const {
+  return !beat_valid.read() && !stat_valid.read() && !recording_ && tap_.empty() &&
+         queue_.empty() && detection_.state() == DetectionUnit::State::kRead && !access_ &&
+         !apb_request.read().select && registers_.idle();
+}
+
 void Device::on_mode_read_() { mode.write(detection_.modes().read(mode_op.read())); }
 
 void Device::reset_() {
@@ -68,6 +77,7 @@ void Device::reset_() {
   registers_.reset();
   next_seq_ = 0;
   access_.reset();
+  recording_ = false;
   record_valid.write(false);
   record.write({});
   counts.write({});

@@ -9,6 +9,13 @@
 #include "opd/sc/format.hpp"
 #include "opd/types/device.hpp"
 
+// Compiled once more for wider vectors; the loader takes what the processor has.
+#if defined(__x86_64__) && defined(__gnu_linux__)
+#define OPD_VECTOR_WIDTHS [[gnu::target_clones("avx2", "default")]]
+#else
+#define OPD_VECTOR_WIDTHS
+#endif
+
 namespace opd::sc {
 namespace {
 
@@ -51,8 +58,8 @@ struct Lane {
 
 /// Adds one block to `total`. `position` is the index of the block's first element in the run.
 template <Format kFormat>
-void add_block(const std::byte* elements, std::size_t count, std::uint64_t position,
-               ElementStatistics& total) {
+[[gnu::always_inline]] inline void add_block(const std::byte* elements, std::size_t count,
+                                             std::uint64_t position, ElementStatistics& total) {
   using L = Lane<kFormat>;
   using Word = typename L::Word;
 
@@ -90,7 +97,8 @@ void add_block(const std::byte* elements, std::size_t count, std::uint64_t posit
 }
 
 template <Format kFormat>
-ElementStatistics statistics_of(const std::byte* elements, std::size_t count) {
+[[gnu::always_inline]] inline ElementStatistics statistics_of(const std::byte* elements,
+                                                              std::size_t count) {
   using L = Lane<kFormat>;
   ElementStatistics total;
   for (std::size_t done = 0; done < count; done += L::kBlock) {
@@ -102,6 +110,7 @@ ElementStatistics statistics_of(const std::byte* elements, std::size_t count) {
 
 }  // namespace
 
+OPD_VECTOR_WIDTHS
 ElementStatistics element_statistics(Format format, const std::byte* elements, std::size_t count) {
   switch (format) {
     case Format::kFp16:

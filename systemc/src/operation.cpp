@@ -5,15 +5,12 @@
 namespace opd::sc {
 
 std::optional<std::string> operation_error(const Operation& operation) {
+  if (!operation.computation && !operation.accumulator_op && !operation.second_mode_op)
+    return std::nullopt;
   const std::string what = "operation of op " + std::to_string(operation.descriptor.op) + ": ";
   if (!operation.computation) {
-    if (operation.accumulator_op) {
-      return what + "accumulator_op is set without a computation: must be unset";
-    }
-    if (operation.second_mode_op) {
-      return what + "second_mode_op is set without a computation: must be unset";
-    }
-    return std::nullopt;
+    return what + (operation.accumulator_op ? "accumulator_op" : "second_mode_op") +
+           " is set without a computation: must be unset";
   }
   const Computation& computation = *operation.computation;
   if (operation.statistic || !operation.elements.empty()) {

@@ -8,6 +8,7 @@
 
 #include "opd/reference/compute.hpp"
 #include "opd/reference/cpu.hpp"
+#include "paths/stored_state_of.hpp"
 
 namespace opd::tb {
 namespace {
@@ -77,8 +78,8 @@ class Arrivals {
 
 PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& parameters,
                    const Config& config, std::span<const std::size_t> order,
-                   const ComputeOptions& compute, const OperandFault* fault,
-                   PolicyAnswers* policy) {
+                   const ComputeOptions& compute, const OperandFault* fault, PolicyAnswers* policy,
+                   bool keep_states) {
   using Clock = std::chrono::steady_clock;
   PathResult result{.path = "cpu"};
   const std::size_t count = order.empty() ? operators.size() : order.size();
@@ -122,6 +123,7 @@ PathResult run_cpu(const OperatorStream& operators, const DeviceParameters& para
     const ref::OpState& state = reference.states()[op.descriptor.op];
     result.baseline_log2.push_back(
         state.history.age == 0 ? nothing : std::ldexp(state.forecast.baseline, -7));
+    if (keep_states) result.states.push_back(stored_state_of(state));
     result.z.push_back(detection->score.scored ? detection->score.z() : nothing);
     if (const auto event = detection->event()) {
       host.events.push_back(*event);

@@ -53,6 +53,7 @@ class HintLog {
 struct PathResult {
   std::string path;
   std::vector<Completion> completions;  ///< those the detection unit saw, in seq order
+  std::vector<StoredState> states;      ///< after each of them; empty where states are not compared
   std::uint32_t unseen_count = 0;
   double seconds = 0;            ///< wall time of the path alone
   std::optional<HostView> host;  ///< absent for cuda

@@ -2,19 +2,16 @@
 // The Verilated device at pin level. One instance per run; the default and the small configuration
 // and the mutated copy are the same class on different Verilated models.
 #include <verilated.h>
-#include <verilated_fst_c.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "paths/coverage.hpp"
 #include "paths/pin_device.hpp"
-#include "paths/waveform.hpp"
 
 namespace opd::tb {
 
@@ -30,24 +27,18 @@ void assign_bytes(Port& port, const std::uint8_t* bytes) {
 }  // namespace detail
 
 template <class Model>
-class RtlDevice final : public PinDevice {
+class RtlDevice : public PinDevice {
  public:
   /// `seed` sets what uninitialised state holds. Holds reset for two cycles, then releases it: the
-  /// configuration is that of reset until it is written at the pins.
-  explicit RtlDevice(std::optional<WaveformWindow> window = {}, int seed = 1)
-      : window_(std::move(window)) {
+  /// configuration is that of reset until it is written at the pins. `traced`: a dump may be made.
+  explicit RtlDevice(bool traced = false, int seed = 1) {
     context_.randReset(2);
     context_.randSeed(seed);
-    if (window_) context_.traceEverOn(true);
+    if (traced) context_.traceEverOn(true);
     model_ = std::make_unique<Model>(&context_);
-    if (window_) {
-      trace_ = std::make_unique<VerilatedFstC>();
-      model_->trace(trace_.get(), 99);
-    }
     reset();
   }
   ~RtlDevice() override {
-    if (trace_ && trace_open_) trace_->close();
     // Verilator 5.006 lets a model go in the thread's latest context, which may be gone by now.
     Verilated::threadContextp(&context_);
     model_->final();
@@ -114,8 +105,8 @@ class RtlDevice final : public PinDevice {
     model_->clk_i = 1;
     model_->eval();
     check();
+    context_.timeInc(1);
     ++cycle_;
-    dump();
     model_->clk_i = 0;
   }
 
@@ -131,6 +122,7 @@ class RtlDevice final : public PinDevice {
 
   /// For tests that change stored state behind the device's back.
   [[nodiscard]] Model& model() { return *model_; }
+  [[nodiscard]] const Model& model() const { return *model_; }
 
   /// drive() + edge() without reading outputs: what a bare simulation of the device costs.
   void run_cycle(const CycleInput& input) {
@@ -199,30 +191,11 @@ class RtlDevice final : public PinDevice {
   void settle() {
     model_->eval();
     check();
-    dump();
-  }
-
-  void dump() {
     context_.timeInc(1);
-    if (!trace_) return;
-    const bool inside = cycle_ >= window_->first && cycle_ <= window_->last;
-    if (inside && !trace_open_) {
-      trace_->open(window_->file.c_str());
-      trace_open_ = true;
-    }
-    if (inside) {
-      trace_->dump(context_.time());
-    } else if (trace_open_ && cycle_ > window_->last) {
-      trace_->close();
-      trace_.reset();
-    }
   }
 
   VerilatedContext context_;
-  std::optional<WaveformWindow> window_;
   std::unique_ptr<Model> model_;
-  std::unique_ptr<VerilatedFstC> trace_;
-  bool trace_open_ = false;
   bool throws_ = false;  ///< on failure
   std::uint64_t cycle_ = 0;
 };

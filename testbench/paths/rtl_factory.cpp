@@ -2,16 +2,12 @@
 
 #include <chrono>
 
-#include "Vopd_top.h"
-#include "paths/rtl_device.hpp"
+#include "paths/default_rtl_device.hpp"
 
 namespace opd::tb {
-
 DeviceParameters rtl_parameters() { return DeviceParameters{.num_ops = OPD_NUM_OPS}; }
 
-std::unique_ptr<PinDevice> make_rtl_device(std::optional<WaveformWindow> window) {
-  return std::make_unique<RtlDevice<Vopd_top>>(std::move(window));
-}
+std::unique_ptr<PinDevice> make_rtl_device() { return std::make_unique<DefaultRtlDevice>(); }
 
 std::unique_ptr<PinDevice> make_throwing_rtl_device() {
   auto device = std::make_unique<RtlDevice<Vopd_top>>();
@@ -22,17 +18,15 @@ std::unique_ptr<PinDevice> make_throwing_rtl_device() {
 double measure_rtl_speed(const std::vector<CycleInput>& stimulus, double seconds) {
   using Clock = std::chrono::steady_clock;
   RtlDevice<Vopd_top> device;
-  std::uint64_t beats = 0;
+  std::uint64_t clocks = 0;
   double elapsed = 0;
   const auto start = Clock::now();
   do {
-    for (const CycleInput& input : stimulus) {
-      device.run_cycle(input);
-      beats += input.beat_valid;
-    }
+    for (const CycleInput& input : stimulus) device.run_cycle(input);
+    clocks += stimulus.size();
     elapsed = std::chrono::duration<double>(Clock::now() - start).count();
   } while (elapsed < seconds);
-  return static_cast<double>(beats) / elapsed;
+  return static_cast<double>(clocks) / elapsed;
 }
 
 }  // namespace opd::tb

@@ -15,6 +15,8 @@
 #include "opd/sc/loosely_timed_unit.hpp"
 #include "opd/types/unit_registers.hpp"
 #include "paths/apb_bus.hpp"
+#include "paths/pin_comparison.hpp"
+#include "paths/stored_state_of.hpp"
 #include "paths/tlm_bus.hpp"
 
 namespace opd::tb {
@@ -26,34 +28,44 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-const sc_core::sc_time kHalfPeriod(0.5, sc_core::SC_NS);  // 1 GHz
+const sc_core::sc_time kPeriod(1, sc_core::SC_NS);  // 1 GHz
 
-/// A clock that stops, so that a simulation with nothing left to do returns by itself.
+/// A clock that stops, so that a simulation with nothing left to do returns by itself. It is high for
+/// one delta cycle. `before_edge` is called before every rising edge, when everything that the one
+/// before has set off is settled; no edge follows when it stops the clock.
 class GatedClock : public sc_core::sc_module {
  public:
   sc_core::sc_out<bool> clk{"clk"};
   SC_HAS_PROCESS(GatedClock);
-  explicit GatedClock(sc_core::sc_module_name name) : sc_core::sc_module(name) {
-    SC_METHOD(toggle_);
+  GatedClock(sc_core::sc_module_name name, std::function<void()> before_edge)
+      : sc_core::sc_module(name), before_edge_(std::move(before_edge)) {
+    SC_METHOD(tick_);
     dont_initialize();
-    sensitive << tick_;
+    sensitive << next_;
   }
   void start() {
     running_ = true;
-    tick_.notify(kHalfPeriod);
+    next_.notify(kPeriod);
   }
   void stop() {
     running_ = false;
-    if (!level_) tick_.cancel();  // always ends low
+    if (!level_) next_.cancel();  // always ends low
   }
 
  private:
-  void toggle_() {
+  void tick_() {
+    if (!level_) before_edge_();
+    if (!level_ && !running_) return;
     level_ = !level_;
     clk.write(level_);
-    if (running_ || level_) tick_.notify(kHalfPeriod);
+    if (level_) {
+      next_.notify(sc_core::SC_ZERO_TIME);
+    } else if (running_) {
+      next_.notify(kPeriod);
+    }
   }
-  sc_core::sc_event tick_;
+  const std::function<void()> before_edge_;
+  sc_core::sc_event next_;
   bool running_ = false;
   bool level_ = false;
 };
@@ -96,18 +108,20 @@ struct HostLog {
 /// A lockstep run. A new one starts from these values.
 struct LockstepRun {
   const OperatorStream* operators = nullptr;
-  PinDevice* rtl = nullptr;
+  PinComparison* comparison = nullptr;  ///< with the RTL device, if there is one
   const OperandFault* fault = nullptr;
   std::function<void(std::size_t)> on_progress;
   std::optional<LearningRateSchedule> schedule;
   std::optional<PolicyTurn> policy;
+
+  LockstepExtras extras;
+  std::vector<bool> states_differ;  ///< by op, as of the last completion
 
   unsigned reset_cycles = 0;
   std::uint64_t cycle = 0;
   std::size_t next_tag = 0;
   std::size_t dealt =
       0;  ///< completions to come of the operators dealt so far, and those that came
-  CycleInput input;
   std::vector<Push> pushes;    ///< by seq
   std::vector<Issued> issued;  ///< by seq
   LockstepResult result;
@@ -117,7 +131,8 @@ struct LockstepRun {
   std::vector<std::uint32_t> announcements;  ///< by the source: steps that the host must announce
   bool policy_turn = false;  ///< by the source: the policy's commands are to be given
   std::exception_ptr error;  ///< of the policy: the run was stopped
-  unsigned idle_cycles = 0;  ///< since the last sign of an operator
+  std::optional<std::uint32_t> unseen_count;  ///< at a divergence
+  unsigned idle_cycles = 0;                   ///< since the last sign of an operator
   bool host_done = false;
   /// While the planted fault is written: data that the RTL gets instead of what is on the pins
   std::optional<std::uint32_t> rtl_data;
@@ -130,6 +145,7 @@ struct LooselyTimedRun {
   const OperandFault* fault = nullptr;
   std::optional<LearningRateSchedule> schedule;
   std::optional<PolicyTurn> policy;
+  bool keep_states = false;
   std::exception_ptr error;  ///< of the policy: the run was stopped
   std::size_t next = 0;
   std::vector<Issued> issued;  ///< by seq
@@ -138,17 +154,16 @@ struct LooselyTimedRun {
 
 }  // namespace
 
-/// Everything that is elaborated; the monitor, which samples the pins between two edges: at the
-/// falling edge the outputs of the last rising edge and the inputs of the next one are both
-/// settled; and the host, which drives the APB pins right after a rising edge as the vector unit
-/// drives its own.
+/// Everything that is elaborated; the monitor, which samples the pins before a rising edge: the
+/// outputs of the last one and the inputs of this one are both settled; and the host, which drives the
+/// APB pins right after a rising edge as the vector unit drives its own.
 struct Simulation::Modules : public sc_core::sc_module {
   SC_HAS_PROCESS(Modules);
 
   Modules(sc_core::sc_module_name name, const SimulationOptions& the_options)
       : sc_core::sc_module(name),
         options(the_options),
-        clock("clock"),
+        clock("clock", [this] { monitor_(); }),
         unit(
             "vector_unit", options.device,
             {.lane_latency = options.lane_latency,
@@ -171,6 +186,8 @@ struct Simulation::Modules : public sc_core::sc_module {
             [this](sc::Operation& operation) { return next_loosely_timed_(operation); },
             [this](const OpRecord& record, const TapCounts& record_counts) {
               lt.result.completions.push_back({.record = record, .counts = record_counts});
+              if (lt.keep_states)
+                lt.result.states.push_back(stored_state_of(lt_device.stored(record.op)));
             },
             [this](std::uint64_t tag, std::uint64_t, std::uint64_t, Mode mode_at_issue) {
               lt.issued.push_back({tag, 0, mode_at_issue});
@@ -191,9 +208,6 @@ struct Simulation::Modules : public sc_core::sc_module {
     unit_bus.socket.bind(unit.registers);
     lt_unit_bus.socket.bind(lt_unit.registers);
 
-    SC_METHOD(monitor_);
-    dont_initialize();
-    sensitive << pins.clk.negedge_event();
     SC_THREAD(host_);
     SC_METHOD(answer_);
     dont_initialize();
@@ -204,23 +218,28 @@ struct Simulation::Modules : public sc_core::sc_module {
 
   void monitor_() {
     if (!pins.rst_n.read()) {
-      // Two cycles of reset, then one edge that nothing happens at: edge 0 of the run.
-      if (++run.reset_cycles == 2) pins.rst_n.write(true);
+      // Two edges in reset, then one that nothing happens at: edge 0 of the run.
+      if (run.reset_cycles++ == 2) pins.rst_n.write(true);
       return;
     }
     ++run.cycle;
-    pins.read(run.input);
     const CycleOutput out = pins.outputs();
-    note_pushes_();
-    note_record_(out, run.result.systemc);
+    const bool beat_valid = pins.beat_valid.read(), stat_valid = pins.stat_valid.read();
+    note_pushes_(beat_valid, stat_valid, out.stat_ready);
+    if (out.record_valid) note_record_(run.cycle, out.record, out.counts, run.result.systemc);
     if (run.on_progress && out.record_valid && run.result.systemc.completions.size() % 8192 == 0) {
       run.on_progress(run.result.systemc.completions.size());
     }
-    if (run.rtl != nullptr) compare_(out);
+    if (run.extras.waveform != nullptr) tell_waveform_(*run.extras.waveform, out);
+    if (run.comparison != nullptr) {
+      compare_(out);
+    } else if (run.extras.compare_state && out.record_valid) {
+      keep_state_(out.record);
+    }
     const bool quiet = run.issued.size() == run.dealt && out.queue_level == 0 &&
-                       !out.record_valid && !run.input.beat_valid && !run.input.stat_valid;
+                       !out.record_valid && !beat_valid && !stat_valid;
     run.idle_cycles = quiet ? run.idle_cycles + 1 : 0;
-    if (drained_()) wake_host.notify(sc_core::SC_ZERO_TIME);
+    if (drained_()) wake_host.notify();  // at once: the host may wait for the edge to come
     if (run.host_done) clock.stop();
   }
 
@@ -229,50 +248,117 @@ struct Simulation::Modules : public sc_core::sc_module {
 
   /// Completions in the order of their seq: a statistic accepted at an edge is pushed at that edge,
   /// a last beat one later.
-  void note_pushes_() {
-    if (run.input.stat_valid && pins.stat_ready.read()) run.pushes.push_back({run.cycle, false});
-    if (run.input.beat_valid) {
+  void note_pushes_(bool beat_valid, bool stat_valid, bool stat_ready) {
+    if (stat_valid && stat_ready) run.pushes.push_back({run.cycle, false});
+    if (beat_valid) {
       ++run.result.systemc.beats;
-      if (run.input.beat.last) run.pushes.push_back({run.cycle, true});
+      if (pins.beat.read().last) run.pushes.push_back({run.cycle, true});
     }
   }
 
-  void note_record_(const CycleOutput& out, PathResult& path) {
-    if (!out.record_valid) return;
-    const std::size_t seq = out.record.seq;
+  void note_record_(std::uint64_t cycle, const OpRecord& record, const TapCounts& counts,
+                    PathResult& path) {
+    const std::size_t seq = record.seq;
     if (seq >= run.pushes.size() || seq >= run.issued.size() ||
         run.pushes[seq].cycle != run.issued[seq].last_beat_cycle) {
       throw std::logic_error("a record's seq does not belong to a completion of the vector unit");
     }
     path.completions.push_back({.tag = run.issued[seq].tag,
                                 .last_beat_cycle = run.pushes[seq].cycle,
-                                .record_cycle = run.cycle,
+                                .record_cycle = cycle,
                                 .mode_at_issue = run.issued[seq].mode,
                                 .from_beats = run.pushes[seq].from_beats,
-                                .record = out.record,
-                                .counts = out.counts});
+                                .record = record,
+                                .counts = counts});
   }
 
   void compare_(const CycleOutput& out) {
-    CycleInput input = run.input;
-    if (run.rtl_data && input.apb.write) input.apb.data = *run.rtl_data;
-    const auto start = Clock::now();
-    const CycleOutput rtl_out = run.rtl->peek(input);
-    run.rtl->edge();
-    run.result.rtl.seconds += seconds_since(start);
-    ++run.result.cycles_compared;
-    // A record with a seq of its own cannot be filed; the comparison below names it.
-    if (rtl_out.record_valid && out.record_valid && rtl_out.record.seq == out.record.seq) {
-      note_record_(rtl_out, run.result.rtl);
+    PinClock& now = run.comparison->next();
+    pins.read(now.input);
+    if (run.rtl_data && now.input.apb.write) now.input.apb.data = *run.rtl_data;
+    now.output = out;
+    now.cycle = run.cycle;
+    now.beats = run.result.systemc.beats;
+    now.executions = run.result.systemc.executions.size();
+    run.comparison->push();
+    if (run.comparison->ended()) clock.stop();
+  }
+
+  /// What asks for both devices at the same clock: stored state, which is compared between two edges,
+  /// and a waveform, for which the run goes on after a divergence.
+  std::optional<PinComparison::InStep> in_step_(PinDevice& rtl, const LockstepExtras& extras) {
+    if (!extras.compare_state && extras.waveform == nullptr) return std::nullopt;
+    PinComparison::InStep in_step{.to_the_end = extras.waveform != nullptr};
+    if (extras.compare_state) {
+      in_step.before_edge = [this, &rtl](const PinClock& now, const CycleOutput& out) {
+        if (!now.output.record_valid) return;
+        const OpRecord& record = now.output.record;
+        keep_state_(record);
+        compare_states_(rtl, record, out.record_valid && out.record.seq == record.seq);
+      };
     }
-    if (auto divergence = compare_cycles("rtl", rtl_out, "systemc", out, run.cycle)) {
-      run.result.cycle_mismatches = 1;
-      if (divergence->record && divergence->record->seq < run.pushes.size()) {
-        divergence->last_beat_cycle = run.pushes[divergence->record->seq].cycle;
+    return in_step;
+  }
+
+  /// What the comparison has found. After a divergence the run is as it was in that clock.
+  void file_(ComparisonResult comparison) {
+    LockstepResult& result = run.result;
+    result.rtl.seconds = comparison.seconds;
+    result.cycles_compared = comparison.cycles;
+    for (const FollowingRecord& r : comparison.records)
+      note_record_(r.cycle, r.record, r.counts, result.rtl);
+    if (!comparison.divergence) return;
+    const PinClock& at = *comparison.differing;
+    Divergence& divergence = *comparison.divergence;
+    result.cycle_mismatches = 1;
+    if (divergence.record && divergence.record->seq < run.pushes.size() &&
+        run.pushes[divergence.record->seq].cycle <= at.cycle) {
+      divergence.last_beat_cycle = run.pushes[divergence.record->seq].cycle;
+    }
+    result.divergence = std::move(divergence);
+    std::erase_if(result.systemc.completions,
+                  [&at](const Completion& c) { return c.record_cycle > at.cycle; });
+    result.systemc.executions.resize(at.executions);
+    result.systemc.beats = at.beats;
+    if (at.cycle < run.cycle) result.systemc.host = result.rtl.host = std::nullopt;
+    run.cycle = at.cycle;
+    run.unseen_count = at.output.unseen_count;
+    run.error = nullptr;  // of a turn that a divergence before it would have prevented
+  }
+
+  void keep_state_(const OpRecord& record) {
+    run.result.systemc.states.push_back(stored_state_of(device.stored(record.op)));
+  }
+
+  /// Both words of every operator, now that a completion has been stored; a word that stays
+  /// different is counted once per completion of its operator. Keeps that of the operator itself
+  /// where the RTL's record will be filed.
+  void compare_states_(PinDevice& rtl, const OpRecord& record, bool filed) {
+    if (filed) run.result.rtl.states.push_back(rtl.stored_state(record.op).value());
+    ++run.result.states_compared;
+    run.states_differ.resize(options.device.num_ops);
+    for (unsigned i = 0; i < options.device.num_ops; ++i) {
+      const auto op = static_cast<std::uint16_t>(i);
+      const StoredState left = rtl.stored_state(op).value();
+      const StoredState right = stored_state_of(device.stored(op));
+      const bool differ = left != right;
+      if (differ && (op == record.op || !run.states_differ[op])) {
+        for (Divergence& d : compare_states("rtl", left, "systemc", right, op,
+                                            run.result.systemc.completions.back()))
+          note(run.result.state_kinds, std::move(d));
       }
-      run.result.divergence = std::move(divergence);
-      clock.stop();
+      run.states_differ[op] = differ;
     }
+  }
+
+  void tell_waveform_(Waveform& waveform, const CycleOutput& out) {
+    if (run.cycle > waveform.window().last) clock.stop();
+    if (!waveform.wants(run.cycle)) return;
+    CycleInput input;
+    pins.read(input);
+    waveform.note_inputs(input);
+    waveform.note_systemc(out, stored_state_of(device.stored(waveform.window().op)),
+                          static_cast<unsigned>(device.detection_state()));
   }
 
   // --- operators ---
@@ -321,6 +407,7 @@ struct Simulation::Modules : public sc_core::sc_module {
       try {
         serve_();
       } catch (const RunStopped&) {
+        pins.apb_request.write({});  // of an access in the middle
       }
     }
   }
@@ -556,18 +643,24 @@ Simulation::~Simulation() = default;
 
 LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevice* rtl,
                                         const std::function<void(std::size_t)>& on_progress,
-                                        const OperandFault* fault, PolicyAnswers* policy) {
+                                        const OperandFault* fault, PolicyAnswers* policy,
+                                        const LockstepExtras& extras) {
   Modules& m = *modules_;
+  std::optional<PinComparison> comparison;
+  if (rtl != nullptr) {
+    rtl->reset();
+    comparison.emplace(*rtl, "rtl", "systemc", m.in_step_(*rtl, extras));
+  }
   m.run = {.operators = &operators,
-           .rtl = rtl,
+           .comparison = comparison ? &*comparison : nullptr,
            .fault = fault,
            .on_progress = on_progress,
            .schedule = LearningRateSchedule(operators),
-           .policy = turn_of(policy)};
+           .policy = turn_of(policy),
+           .extras = extras};
   LockstepResult& result = m.run.result;
   result.rtl.path = "rtl";
   result.systemc.path = "systemc";
-  if (rtl != nullptr) rtl->reset();
 
   ++m.run_number;
   m.wake_host.notify(sc_core::SC_ZERO_TIME);  // a host whose last run was stopped
@@ -575,28 +668,38 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
   m.clock.start();
   const auto start = Clock::now();
   sc_core::sc_start();  // returns when the clock has stopped
+  double waited = 0;
+  if (comparison) {
+    ComparisonResult compared = comparison->finish();
+    waited = compared.waited;
+    m.file_(std::move(compared));
+  }
+  result.systemc.seconds = seconds_since(start) - waited;
   if (m.run.error) std::rethrow_exception(m.run.error);
-  result.systemc.seconds = seconds_since(start) - result.rtl.seconds;
 
+  result.completions = result.systemc.completions.size();
   const sc::VectorUnitCounts& counts = m.unit.counts();
   for (PathResult* path : {&result.systemc, &result.rtl}) {
     path->cycles = m.run.cycle;
     path->beats = result.systemc.beats;
     path->stall_cycles = counts.tap_stall_cycles;
-    path->unseen_count = path->host ? path->host->counters.unseen : m.pins.unseen_count.read();
+    path->unseen_count = path->host ? path->host->counters.unseen
+                                    : m.run.unseen_count.value_or(m.pins.unseen_count.read());
   }
   return std::move(result);
 }
 
 PathResult Simulation::run_loosely_timed(const OperatorStream& operators,
                                          std::span<const std::size_t> order,
-                                         const OperandFault* fault, PolicyAnswers* policy) {
+                                         const OperandFault* fault, PolicyAnswers* policy,
+                                         bool keep_states) {
   Modules& m = *modules_;
   m.lt = {.operators = &operators,
           .order = order,
           .fault = fault,
           .schedule = LearningRateSchedule(operators),
           .policy = turn_of(policy),
+          .keep_states = keep_states,
           .result = {.path = "systemc-lt"}};
   m.lt.issued.reserve(operators.size());
   m.lt.result.completions.reserve(operators.size());

@@ -17,6 +17,7 @@
 #include "operators.hpp"
 #include "paths/path_result.hpp"
 #include "paths/pin_device.hpp"
+#include "paths/waveform.hpp"
 #include "policy.hpp"
 
 namespace opd::tb {
@@ -34,14 +35,27 @@ struct SimulationOptions {
   unsigned streams = 1;       ///< operators in flight
 };
 
-/// Result of a lockstep run; `divergence` names the first cycle in which the two devices differed,
-/// if any.
+/// What a lockstep run does beside comparing pins.
+struct LockstepExtras {
+  /// The words of all operators are compared after each completion, and those of the operators that
+  /// complete kept. The RTL, where there is one, must give its stored state.
+  bool compare_state = false;
+  /// Not null: what the waveform is told. The run goes on after a divergence, and ends with it.
+  Waveform* waveform = nullptr;
+};
+
+/// Result of a lockstep run; `divergence` names the first cycle in which the pins of the two devices
+/// differed, if any.
 struct LockstepResult {
   PathResult systemc;
   PathResult rtl;  ///< empty when there was no RTL device
   std::uint64_t cycles_compared = 0;
   std::uint64_t cycle_mismatches = 0;  ///< 0 or 1: the run stops at the first
   std::optional<Divergence> divergence;
+  std::uint64_t completions = 0;  ///< that came out, of systemc
+  std::uint64_t states_compared = 0;
+  std::vector<MismatchKind>
+      state_kinds;  ///< differences of stored state, which do not stop the run
 };
 
 class Simulation {
@@ -59,14 +73,15 @@ class Simulation {
   /// errors come as they are.
   LockstepResult run_lockstep(const OperatorStream& operators, PinDevice* rtl,
                               const std::function<void(std::size_t)>& on_progress = {},
-                              const OperandFault* fault = nullptr, PolicyAnswers* policy = nullptr);
+                              const OperandFault* fault = nullptr, PolicyAnswers* policy = nullptr,
+                              const LockstepExtras& extras = {});
 
   /// Runs the operators loosely timed, in the order of `order` (tags by seq); empty = program
-  /// order, which a stream that computes must give.
+  /// order, which a stream that computes must give. `keep_states`: after each completion, in the result.
   PathResult run_loosely_timed(const OperatorStream& operators,
                                std::span<const std::size_t> order = {},
-                               const OperandFault* fault = nullptr,
-                               PolicyAnswers* policy = nullptr);
+                               const OperandFault* fault = nullptr, PolicyAnswers* policy = nullptr,
+                               bool keep_states = false);
 
  private:
   struct Modules;

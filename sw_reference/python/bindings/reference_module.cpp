@@ -71,29 +71,42 @@ py::tuple run(const Array<std::uint32_t>& step, const Array<std::uint8_t>& forma
   py::array records = record_array({steps, probes});
   py::array_t<double> z({steps, probes});
   auto* const record = static_cast<opd::OpRecord*>(records.mutable_data());
-  auto score = z.mutable_unchecked<2>();
-  std::uint32_t seq = 0;
-  for (py::ssize_t s = 0; s < steps; ++s) {
-    if (learning_rate_changes.at(s)) reference.announce_learning_rate(step.at(s));
-    for (py::ssize_t p = 0; p < probes; ++p) {
-      const opd::OpDescriptor descriptor{.op = static_cast<std::uint16_t>(p),
-                                         .format = static_cast<opd::Format>(format.at(p)),
-                                         .step = step.at(s),
-                                         .scale_log2 = scale_log2.at(s, p)};
-      const bool is_nonfinite = nonfinite.at(s, p) > 0;
-      const auto detection =
-          reference.complete(seq++, descriptor,
-                             {.max_mag = max_mag.at(s, p),
-                              .element_count = element_count.at(p),
-                              .nonfinite_count = nonfinite.at(s, p),
-                              // The position is not known (docs/formats.md "Trace").
-                              .first_nonfinite = is_nonfinite ? 0 : opd::kNoElement,
-                              .saturated_count = saturated.at(s, p)});
-      if (!detection) fail("format: " + std::to_string(format.at(p)) + " is no format code");
-      record[s * probes + p] = detection->record;
-      score(s, p) =
-          detection->score.scored ? detection->score.z() : std::numeric_limits<double>::quiet_NaN();
+  double* const score = z.mutable_data();
+  // Contiguous, checked above: a look-up by index would cost more than the detection.
+  const std::uint32_t *const steps_of = step.data(), *const elements = element_count.data();
+  const std::uint32_t *const magnitudes = max_mag.data(), *const bad = nonfinite.data();
+  const std::uint32_t* const limits = saturated.data();
+  const std::uint8_t* const formats = format.data();
+  const std::int8_t* const scales = scale_log2.data();
+  const bool* const changes = learning_rate_changes.data();
+  const auto detect = [&] {
+    std::uint32_t seq = 0;
+    for (py::ssize_t s = 0; s < steps; ++s) {
+      if (changes[s]) reference.announce_learning_rate(steps_of[s]);
+      for (py::ssize_t p = 0; p < probes; ++p, ++seq) {
+        const py::ssize_t at = s * probes + p;
+        const auto detection =
+            reference.complete(seq,
+                               {.op = static_cast<std::uint16_t>(p),
+                                .format = static_cast<opd::Format>(formats[p]),
+                                .step = steps_of[s],
+                                .scale_log2 = scales[at]},
+                               {.max_mag = magnitudes[at],
+                                .element_count = elements[p],
+                                .nonfinite_count = bad[at],
+                                // The position is not known (docs/formats.md "Trace").
+                                .first_nonfinite = bad[at] > 0 ? 0 : opd::kNoElement,
+                                .saturated_count = limits[at]});
+        if (!detection) fail("format: " + std::to_string(formats[p]) + " is no format code");
+        record[at] = detection->record;
+        score[at] = detection->score.scored ? detection->score.z()
+                                            : std::numeric_limits<double>::quiet_NaN();
+      }
     }
+  };
+  {
+    const py::gil_scoped_release released;
+    detect();
   }
   return py::make_tuple(records, z);
 }

@@ -207,19 +207,31 @@ def _lead(steps: int) -> str:
 
 # --- sections --------------------------------------------------------------------------------------------------------------
 
+def _mismatch_kind(kind: dict) -> str:
+    """One paragraph: the first place, and of several their number and the last place."""
+    first, last = kind["first"], kind["last"]
+    line = f"<p><b>{text(first['trace'])}</b>, first: <code>{text(first['text'])}</code>."
+    if kind["count"] > 1:
+        traces = f" in {kind['traces']} traces" if kind["traces"] > 1 else ""
+        line += (f" {kind['count']:,} of this kind ({text(' and '.join(kind['paths']))}: {text(kind['quantity'])}){traces}; the last in "
+                 f"<b>{text(last['trace'])}</b>: <code>{text(last['text'])}</code>.")
+    return line + "</p>"
+
+
 def _verdict(out: Path, summary: dict) -> str:
     paths = list(dict.fromkeys(path for entry in summary["traces"] for path in entry["paths"]))
     counts = (f"{summary['records_compared']:,} records, {summary['beats_compared']:,} beats, "
               f"{summary['events_compared']:,} events and {summary['cycles_compared']:,} cycles compared")
+    if summary["states_compared"] is not None:
+        counts += f", with {summary['states_compared']:,} stored states"
     if summary["mismatches"]:
         lines = [f'<div class="verdict bad"><p><strong>{count(summary["mismatches"], "mismatch", "es")}</strong>'
                  f" in {counts}.</p>"]
+        lines += [_mismatch_kind(kind) for kind in summary["mismatch_kinds"]]
         for entry in summary["traces"]:
-            if "first_divergence" not in entry:
-                continue
-            seen = f" Waveform: <code>{text(entry['waveform'])}</code>." if "waveform" in entry else ""
-            lines.append(f"<p><b>{text(entry['name'])}</b>, first divergence: "
-                         f"<code>{text(entry['first_divergence']['text'])}</code>.{seen}</p>")
+            if "waveform" in entry:
+                lines.append(f"<p><b>{text(entry['name'])}</b>: waveform <code>{text(entry['waveform'])}</code>, for GTKWave "
+                             f"<code>{text(entry['waveform_view'])}</code>.</p>")
         return "".join(lines) + "</div>"
     lines = []
     for entry in summary["traces"]:

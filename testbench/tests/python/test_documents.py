@@ -99,8 +99,8 @@ def opd(*arguments, expect: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory) -> list[dict]:
-    """summary.json of four replays of a trace that drifts into an overflow, with a learning rate that jumps: two have a mismatch, one has a
-    policy; and of one that computes."""
+    """summary.json of five replays of a trace that drifts into an overflow, with a learning rate that jumps: three have a mismatch, one of
+    them of stored state, one has a policy; and of one that computes."""
     folder = tmp_path_factory.mktemp("summaries")
     slopes = {"a": 0.3, "b": 0.0}  # doublings a step
     writer = TraceWriter("drift", "gradual", [Probe(name, "activation", "FP16", (1024,)) for name in slopes])
@@ -116,10 +116,11 @@ def summaries(tmp_path_factory) -> list[dict]:
     opd("replay", folder / "drift.safetensors", "--out", folder / "equal")
     for path in ("rtl", "cpu"):
         opd("replay", folder / "drift.safetensors", "--out", folder / path, "--plant-fault", path, expect=1)
+    opd("replay", folder / "drift.safetensors", "--out", folder / "state", "--compare-state", "--plant-fault", "state-rtl", expect=1)
     opd("replay", folder / "drift.safetensors", "--out", folder / "policy", "--policy", ROOT / "sw_reference/python/opd/policy/static_headroom.py")
     attention(folder / "attention.safetensors")
     opd("replay", folder / "attention.safetensors", "--compute", "--out", folder / "computed")
-    return [json.loads((folder / name / "summary.json").read_text()) for name in ("equal", "rtl", "cpu", "policy", "computed")]
+    return [json.loads((folder / name / "summary.json").read_text()) for name in ("equal", "rtl", "cpu", "state", "policy", "computed")]
 
 
 @needs_program

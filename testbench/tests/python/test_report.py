@@ -191,6 +191,7 @@ class Replay:
         self.entry = make_entry(self.trace, self.records)
         self.config = dict(CONFIG_RESET)
         self.synthesis = None
+        self.mismatch_kinds = []
 
     def write(self) -> str:
         totals = {key: self.entry[key] for key in ("records_compared", "beats_compared", "cycles_compared", "events_compared",
@@ -198,7 +199,8 @@ class Replay:
         device = {"num_ops": 256, "datapath_width": 512, "num_streams": 4, "queue_depth": 8, "counter_width": 32, "event_depth": 16,
                   "forecast_engine": True, "published_engine": True}
         summary = {"format": "opd-summary", "version": 1, "device": device, "profile": "published", "config": self.config, "synthesis": self.synthesis,
-                   "traces": [self.entry], **totals, "verdict": self.entry["verdict"]}
+                   "traces": [self.entry], **totals, "states_compared": None, "mismatch_kinds": self.mismatch_kinds,
+                   "verdict": self.entry["verdict"]}
         (self.out / "summary.json").write_text(json.dumps(summary))
         path = write(str(self.out), [self.file])
         assert path == str(self.out / "report.html")
@@ -342,10 +344,14 @@ def test_divergence_is_named(replay):
     replay.entry.update(mismatches=2, verdict="mismatch", first_divergence={"text": text})
     replay.entry["comparisons"][1]["mismatches"] = 2
     replay.config["quiet_steps"] = 32
-    replay.entry["waveform"] = "small.fst"
+    replay.entry.update(waveform="small.fst", waveform_view="small.gtkw")
+    place = {"trace": "small", "text": text}
+    replay.mismatch_kinds = [{"paths": ["rtl", "cpu"], "quantity": "risk", "count": 2, "traces": 1, "first": place,
+                              "last": {"trace": "small", "text": "op 1, step 12, seq 7: risk: rtl = 3, cpu = 4"}}]
     page = Page(replay.write())
     assert ("div", {"class": "verdict bad"}) in page.tags
     assert f"2 mismatches in 23 records" in page.words and text in page.words and "small.fst" in page.words
+    assert "2 of this kind (rtl and cpu: risk); the last in small : op 1, step 12" in page.words and "small.gtkw" in page.words
     assert "rtl \u2260 cpu" in page.words and "1 changed from the reset value" in page.words
 
 

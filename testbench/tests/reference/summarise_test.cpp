@@ -18,7 +18,9 @@ using ref::summarise_serial;
 
 std::vector<Isa> isas() {
   std::vector<Isa> result{Isa::kBaseline};
-  if (ref::best_isa() == Isa::kAvx2) result.push_back(Isa::kAvx2);
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512}) {
+    if (isa <= ref::best_isa()) result.push_back(isa);
+  }
   return result;
 }
 
@@ -30,7 +32,7 @@ TEST(ReferenceSummarise, FastEqualsSerialEqualsOracle) {
     std::vector<std::size_t> counts(
         140);  // around one, two and four vectors of the narrowest elements
     std::iota(counts.begin(), counts.end(), std::size_t{0});
-    for (const std::size_t vector : {16u, 32u}) {  // around the ends of blocks of 255 vectors
+    for (const std::size_t vector : {16u, 32u, 64u}) {  // around the ends of blocks of 255 vectors
       for (const std::size_t blocks : {1u, 2u}) {
         const std::size_t end = 255 * blocks * vector / size;
         for (const std::size_t count : {end - 1, end, end + 1, end + vector / size})
@@ -121,6 +123,32 @@ TEST(ReferenceSummarise, SerialHonoursTheMask) {
   EXPECT_EQ(compared, 1000u);
 }
 
+TEST(ReferenceSummarise, ThreadsDoNotChangeTheResult) {
+  std::mt19937_64 rng(tb::case_seed(7));
+  std::size_t compared = 0;
+  for (const Format format : tb::kFormats) {
+    const std::size_t size = tb::element_size(format);
+    for (const std::size_t bytes :
+         {size, std::size_t{256} << 10, (std::size_t{1} << 20) + 9 * size, std::size_t{3} << 19}) {
+      // Ordinary elements; the first that is not finite stands in another chunk each time.
+      std::vector<std::byte> elements(bytes, std::byte{0x11});
+      const std::size_t bad = rng() % (bytes / size) * size;
+      std::fill_n(elements.begin() + static_cast<std::ptrdiff_t>(bad), size, std::byte{0xFF});
+      for (const unsigned width : {9u, 32u}) {
+        const TapSummary whole = summarise(format, elements, width);
+        for (const unsigned threads : {1u, 2u, 3u, 5u}) {
+          ASSERT_EQ(ref::summarise_on_threads(format, elements, threads, width), whole)
+              << kFormatNames[static_cast<std::size_t>(format)] << " bytes " << bytes << " threads "
+              << threads << " width " << width;
+          ASSERT_EQ(ref::byte_sum_on_threads(elements, threads), ref::byte_sum(elements));
+          ++compared;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(compared, 5u * 4 * 2 * 4);
+}
+
 template <class Call>
 std::string error_of(Call call) {
   try {
@@ -141,6 +169,13 @@ TEST(ReferenceSummarise, BadArgumentsAreNamed) {
             "counter_width: 1 must be 2..32");
   EXPECT_EQ(error_of([&] { summarise(Format::kFp16, bytes, 33); }),
             "counter_width: 33 must be 2..32");
+  EXPECT_EQ(error_of([&] { ref::summarise_on_threads(Format::kFp16, bytes, 0); }),
+            "threads: 0 must be 1..1024");
+  const std::vector<std::byte> odd((std::size_t{1} << 20) + 1);
+  EXPECT_EQ(error_of([&] { ref::summarise_on_threads(Format::kFp16, odd, 2); }),
+            "elements: 1048577 bytes must be a multiple of the element size 2");
+  EXPECT_EQ(error_of([&] { ref::byte_sum_on_threads(bytes, 1025); }),
+            "threads: 1025 must be 1..1024");
   const std::vector<std::uint8_t> enabled(2);
   EXPECT_EQ(error_of([&] { summarise_serial(Format::kFp16, bytes, enabled); }),
             "enabled: 2 entries, must be empty or 3");

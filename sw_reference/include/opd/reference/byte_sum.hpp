@@ -10,4 +10,7 @@ namespace opd::ref {
 /// Empty: 0.
 std::uint64_t byte_sum(std::span<const std::byte> bytes);
 
+/// The same on threads, in the chunks of `summarise_on_threads`. Errors: as there.
+std::uint64_t byte_sum_on_threads(std::span<const std::byte> bytes, unsigned threads);
+
 }  // namespace opd::ref

@@ -15,7 +15,7 @@ namespace opd::ref {
 
 /// Instruction sets that `summarise` and `byte_sum` are compiled for; the best one of the machine
 /// is used.
-enum class Isa : std::uint8_t { kBaseline, kAvx2 };
+enum class Isa : std::uint8_t { kBaseline, kAvx2, kAvx512 };
 
 /// The best instruction set of this machine.
 Isa best_isa();
@@ -34,6 +34,14 @@ TapSummary summarise(Format format, std::span<const std::byte> elements,
 /// lacks it.
 TapSummary summarise(Format format, std::span<const std::byte> elements, unsigned counter_width,
                      Isa isa);
+
+inline constexpr unsigned kMaxThreads = 1024;
+
+/// The same on up to `threads` threads, 1..kMaxThreads, of 256 KiB each at least; fewer elements take
+/// fewer threads. The result does not depend on their number. Errors: as summarise, and
+/// std::invalid_argument for another number of threads.
+TapSummary summarise_on_threads(Format format, std::span<const std::byte> elements,
+                                unsigned threads, unsigned counter_width = 32);
 
 /// The definition: element by element.
 ///

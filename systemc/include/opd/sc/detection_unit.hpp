@@ -40,6 +40,15 @@ enum class UpsetTarget {
   kModeRegister,  ///< bit 0 or 1: mode, 2: parity
 };
 
+/// What is stored of one operator, as it stands: upsets are not repaired.
+struct StoredWord {
+  OpState state;
+  Mode mode = Mode::kFast;         ///< copy of the mode register
+  bool corrupt = false;            ///< parity does not hold
+  bool written = false;            ///< since reset; a word that is not reads as after reset
+  std::uint8_t mode_register = 0;  ///< bits of ModeRegisters: mode, parity
+};
+
 /// What a command of software does to one operator.
 struct OpCommand {
   std::uint16_t op = 0;  ///< < num_ops
@@ -92,6 +101,13 @@ class DetectionUnit {
   /// The edge that leaves COMMAND. Precondition: a command has been read.
   CommandResult execute(const OpSetting& setting);
 
+  /// The operator's word and mode register, for a bench: no port of the device reads them.
+  /// Precondition: op < num_ops.
+  StoredWord stored(std::uint16_t op) const {
+    const Word& word = memory_[op];
+    return {word.state, word.mode, word.corrupt, word.written, modes_.bits(op)};
+  }
+
   /// A bit flips between two edges. In the state memory every single flip has the same effect, so
   /// `bit` only matters in a mode register; a second flip does not undo the first one there.
   /// Precondition: op < num_ops; bit < ModeRegisters::kBits for kModeRegister.
@@ -103,6 +119,7 @@ class DetectionUnit {
     OpState state;
     Mode mode = Mode::kFast;  ///< copy of the mode register
     bool corrupt = false;     ///< parity does not hold
+    bool written = false;     ///< since reset
   };
 
   /// The operator's state and mode with upsets repaired.

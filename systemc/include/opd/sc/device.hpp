@@ -40,22 +40,22 @@ class Device : public sc_core::sc_module {
 
   sc_core::sc_in<bool> stat_valid{"stat_valid"};
   sc_core::sc_in<Statistic> statistic{"statistic"};
-  sc_core::sc_out<bool> stat_ready{"stat_ready"};
+  RegisteredOut<bool> stat_ready{"stat_ready"};
 
   sc_core::sc_in<std::uint16_t> mode_op{"mode_op"};
   sc_core::sc_out<Mode> mode{"mode"};
 
-  sc_core::sc_out<bool> record_valid{"record_valid"};  // 1 for one cycle per detected completion
-  sc_core::sc_out<OpRecord> record{"record"};          // holds its value until the next one
-  sc_core::sc_out<TapCounts> counts{"counts"};         // as record
+  RegisteredOut<bool> record_valid{"record_valid"};  // 1 for one cycle per detected completion
+  sc_core::sc_out<OpRecord> record{"record"};        // holds its value until the next one
+  sc_core::sc_out<TapCounts> counts{"counts"};       // as record
 
-  sc_core::sc_out<unsigned> queue_level{"queue_level"};
-  sc_core::sc_out<unsigned> queue_high_water{"queue_high_water"};
-  sc_core::sc_out<unsigned> unseen_count{"unseen_count"};  // saturates at 2^32 - 1
+  RegisteredOut<unsigned> queue_level{"queue_level"};
+  RegisteredOut<unsigned> queue_high_water{"queue_high_water"};
+  RegisteredOut<unsigned> unseen_count{"unseen_count"};  // saturates at 2^32 - 1
 
   sc_core::sc_in<ApbRequest> apb_request{"apb_request"};
   sc_core::sc_out<ApbResponse> apb_response{"apb_response"};  // all 0 outside the access clock
-  sc_core::sc_out<bool> irq{"irq"};
+  RegisteredOut<bool> irq{"irq"};
 
   SC_HAS_PROCESS(Device);
 
@@ -68,10 +68,17 @@ class Device : public sc_core::sc_module {
   /// "/opd/device/upset" when there is no such operator or bit.
   void inject_upset(std::uint16_t op, UpsetTarget target, unsigned bit = 0);
 
+  /// The operator's state as it is stored, for a bench. Precondition: op < num_ops.
+  StoredWord stored(std::uint16_t op) const { return detection_.stored(op); }
+
+  /// What the detection unit does in this clock, for a bench.
+  DetectionUnit::State detection_state() const { return detection_.state(); }
+
  private:
   void on_clock_();
   void on_mode_read_();
   void reset_();
+  bool idle_() const;
   bool detect_();
   void complete_(const Statistic& statistic);
   void serve_bus_();
@@ -94,6 +101,7 @@ class Device : public sc_core::sc_module {
   const unsigned statistic_levels_;  ///< levels of the queue at which a statistic is taken
   std::uint32_t next_seq_ = 0;       ///< wraps
   std::optional<Access> access_;
+  bool recording_ = false;  ///< record_valid
   sc_core::sc_event mode_written_{"mode_written"};
 };
 

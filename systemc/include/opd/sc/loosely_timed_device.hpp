@@ -78,6 +78,9 @@ class LooselyTimedDevice : public sc_core::sc_module {
   /// As Device::inject_upset.
   void inject_upset(std::uint16_t op, UpsetTarget target, unsigned bit = 0);
 
+  /// The operator's state as it is stored, for a bench. Precondition: op < num_ops.
+  StoredWord stored(std::uint16_t op) const { return detection_.stored(op); }
+
  private:
   void b_transport_(int initiator, tlm::tlm_generic_payload& transaction, sc_core::sc_time& delay);
   tlm::tlm_response_status access_(tlm::tlm_generic_payload& transaction, sc_core::sc_time& delay);

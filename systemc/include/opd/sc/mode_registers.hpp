@@ -30,6 +30,9 @@ class ModeRegisters {
     return std::popcount(bits) % 2 != 0 || (bits & 3u) == 3u;
   }
 
+  /// As stored: mode, parity. Precondition: op < num_ops.
+  std::uint8_t bits(std::uint16_t op) const { return registers_[op]; }
+
   /// Precondition: op < num_ops.
   void write(std::uint16_t op, Mode mode) { registers_[op] = encoded(mode); }
 

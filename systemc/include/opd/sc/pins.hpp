@@ -1,12 +1,34 @@
 #pragma once
-// Printing and tracing of the structures that sc_signal carries. SystemC finds both by
-// argument-dependent lookup, so they live in the namespace of the types.
+// Outputs that cost nothing while they stay as they are, and printing and tracing of the structures that
+// sc_signal carries. SystemC finds the latter by argument-dependent lookup, so they live in the
+// namespace of the types.
 #include <iomanip>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <systemc>
 
 #include "opd/types/device.hpp"
+
+namespace opd::sc {
+
+/// An output that its module writes at every edge. The signal hears of changes alone; the module is
+/// its only writer.
+template <class T>
+class RegisteredOut : public sc_core::sc_out<T> {
+ public:
+  using sc_core::sc_out<T>::sc_out;
+  void write(const T& value) {
+    if (written_ == value) return;
+    written_ = value;
+    sc_core::sc_out<T>::write(value);
+  }
+
+ private:
+  std::optional<T> written_;
+};
+
+}  // namespace opd::sc
 
 namespace opd {
 

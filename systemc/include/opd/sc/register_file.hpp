@@ -58,6 +58,9 @@ class RegisterFile {
     if (clear_pending_ || pop_pending_) act_();
   }
 
+  /// No command of software waits for an edge.
+  bool idle() const { return !command_ && !clear_pending_ && !pop_pending_; }
+
   /// The end of READ may take it; commanded() ends it.
   const std::optional<OpCommand>& pending_command() const { return command_; }
   const OpSetting& setting() const { return setting_; }

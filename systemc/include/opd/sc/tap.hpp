@@ -35,6 +35,9 @@ class Tap {
   /// True when the coming edge folds a last beat. A function of registers.
   bool completes() const { return stage1_ && stage1_->last; }
 
+  /// No beat is between the stages. A function of registers.
+  bool empty() const { return !stage1_; }
+
   /// Stage 2, at an edge: returns the completion if there is one. Call it before sample(), which
   /// overwrites the register between the stages.
   std::optional<Statistic> fold() {

@@ -88,17 +88,17 @@ class VectorUnit : public sc_core::sc_module {
   sc_core::sc_in<bool> clk{"clk"};
   sc_core::sc_in<bool> rst_n{"rst_n"};
 
-  sc_core::sc_out<bool> beat_valid{"beat_valid"};
+  RegisteredOut<bool> beat_valid{"beat_valid"};
   sc_core::sc_out<Beat> beat{"beat"};
 
-  sc_core::sc_out<bool> stat_valid{"stat_valid"};
+  RegisteredOut<bool> stat_valid{"stat_valid"};
   sc_core::sc_out<Statistic> statistic{"statistic"};
   sc_core::sc_in<bool> stat_ready{"stat_ready"};
 
   sc_core::sc_out<std::uint16_t> mode_op{"mode_op"};
   sc_core::sc_in<Mode> mode{"mode"};
 
-  sc_core::sc_out<bool> done{"done"};  // the source has ended and every operator is written back
+  RegisteredOut<bool> done{"done"};  // the source has ended and every operator is written back
 
   /// docs/registers.md, "Vector unit". Need not be bound.
   UnitRegisterSocket registers;
