@@ -122,7 +122,7 @@ ordered_json path_json(const ReplayOptions& options, const TraceResult& result,
                         {"sideband_cycles", cycles_json(result.sideband_cycles)}};
     json["cycles"] = path.cycles;
     json["beats"] = path.beats;
-    json["stall_cycles"] = path.stall_cycles;
+    json["sideband_wait_cycles"] = path.sideband_wait_cycles;
     if (path.host) {
       json["queue_high_water"] = path.host->counters.queue_high_water;
       json["event_high_water"] = path.host->counters.event_high_water;
@@ -558,12 +558,12 @@ std::string summary_table(const std::vector<TraceResult>& results) {
   text +=
       "\nReaction: an operator's last element to the new value of its mode register; overhead\n";
   text += fmt::format("  {:<16} {:<14} {:<10} {:>26} {:>13} {:>15} {:>14}\n", "trace", "path",
-                      "basis", "reaction", "stall cycles", "bytes re-read", "us per step");
+                      "basis", "reaction", "sideband waits", "bytes re-read", "us per step");
   for (const TraceResult& r : results) {
     for (const PathResult& p : r.paths) {
       if (p.path == "rtl" || p.path == "systemc") {
         text += fmt::format("  {:<16} {:<14} {:<10} {:>26} {:>13} {:>15} {:>14}\n", r.name, p.path,
-                            "counted", reaction_text(r), p.stall_cycles, 0, "-");
+                            "counted", reaction_text(r), p.sideband_wait_cycles, 0, "-");
       } else if (p.path == "cpu" || p.path == "cuda") {
         const auto ns = spread_of(p.reaction_ns);
         text += fmt::format(

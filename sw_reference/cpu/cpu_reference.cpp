@@ -89,9 +89,8 @@ std::optional<Detection> CpuReference::complete(std::uint32_t seq, const OpDescr
   const Mode stored = state.controller.mode;
   const Upset upset = find_upset(descriptor.op);
   const Detection detection = ref::complete(
-      seq, descriptor,
-      sideband_summary(descriptor.format, summary, parameters_.counter_width), setup_, upset,
-      state);
+      seq, descriptor, sideband_summary(descriptor.format, summary, parameters_.counter_width),
+      setup_, upset, state);
   count_modes(stored, state.controller.mode);
   record_step(descriptor.step, summary.nonfinite_count > 0);
   return detection;

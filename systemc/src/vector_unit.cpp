@@ -83,7 +83,7 @@ void VectorUnit::on_clock_() {
   // From the last stage to the first: each moves on what the one before it registered at an earlier
   // edge.
   retire_(now);
-  write_back_(now);
+  write_back_();
   drive_sideband_(now);
   issue_(now);
   select_(now);
@@ -136,10 +136,9 @@ void VectorUnit::retire_computed_(std::uint64_t now) {
   context.sideband_entry = entry;
 }
 
-void VectorUnit::write_back_(std::uint64_t now) {
+void VectorUnit::write_back_() {
   std::optional<Slot>& leaving = lanes_[lane_];
   if (leaving) {
-    counts_.tap_stall_cycles += now - leaving->issue - parameters_.lane_latency;
     if (leaving->is_statistic) {
       contexts_[leaving->stream].sideband_entry = leaving;
       --slots_in_flight_;
@@ -180,10 +179,9 @@ void VectorUnit::issue_(std::uint64_t now) {
     }
     selected_->operator_issue = context.operator_issue;
     selected_->mode = context.mode;
-    selected_->issue = now;
     lanes_[lane_] = std::exchange(selected_, std::nullopt);
   }
-  if (running_ && now == running_->next_edge) issue_computed_beat_(now);
+  if (running_ && now == running_->next_edge) issue_computed_beat_();
   lane_ = lane_ + 1 < lanes_.size() ? lane_ + 1 : 0;
 }
 
@@ -217,7 +215,7 @@ void VectorUnit::compute_(std::uint64_t now) {
   running_ = {.beat = slot, .next_edge = lanes_free_ - beats};
 }
 
-void VectorUnit::issue_computed_beat_(std::uint64_t now) {
+void VectorUnit::issue_computed_beat_() {
   const std::vector<std::byte>& output = outputs_.back().elements;
   const std::size_t byte_count = std::min(beat_bytes_, output.size() - running_->next_byte);
   Slot& slot = running_->beat;
@@ -226,7 +224,6 @@ void VectorUnit::issue_computed_beat_(std::uint64_t now) {
   running_->next_byte += byte_count;
   ++running_->next_edge;
   slot.last = running_->next_byte == output.size();
-  slot.issue = now;
   lanes_[lane_] = slot;
   ++slots_in_flight_;
   if (slot.last) running_.reset();

@@ -62,7 +62,7 @@ struct PathResult {
   // rtl and systemc:
   std::uint64_t cycles = 0;
   std::uint64_t beats = 0;
-  std::uint64_t stall_cycles = 0;  ///< vector-unit beats held back by the device
+  std::uint64_t sideband_wait_cycles = 0;  ///< stat_valid without stat_ready, at its own pins
   // cpu and cuda:
   std::vector<double> reaction_ns;  ///< operators with elements: statistic, detection and decision
   /// Operators whose statistic was given: detection and decision

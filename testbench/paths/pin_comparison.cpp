@@ -121,6 +121,7 @@ bool PinComparison::compare_(const PinClock& clock) {
   if (in_step_) result_.seconds += seconds_since(start) - looking;
   if (differed) return false;
   ++result_.cycles;
+  result_.sideband_wait_cycles += clock.input.stat_valid && !output.stat_ready;
   // A record with a seq of its own cannot be filed; the comparison below names it.
   if (output.record_valid && leading.record_valid && output.record.seq == leading.record.seq)
     result_.records.push_back({clock.cycle, output.record, output.counts});

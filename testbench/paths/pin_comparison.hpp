@@ -29,8 +29,9 @@ struct PinClock {
   CycleInput input;
   CycleOutput output;
   std::uint64_t cycle = 0;
-  std::uint64_t beats = 0;     ///< so far
-  std::size_t executions = 0;  ///< so far
+  std::uint64_t beats = 0;                 ///< so far
+  std::size_t executions = 0;              ///< so far
+  std::uint64_t sideband_wait_cycles = 0;  ///< so far
 };
 
 /// A record of the device that follows.
@@ -41,9 +42,10 @@ struct FollowingRecord {
 };
 
 struct ComparisonResult {
-  std::uint64_t cycles = 0;  ///< compared, the one that differs included
-  double seconds = 0;        ///< of the device that follows
-  double waited = 0;         ///< seconds for which next() and finish() waited for it
+  std::uint64_t cycles = 0;                ///< compared, the one that differs included
+  std::uint64_t sideband_wait_cycles = 0;  ///< stat_valid without its stat_ready
+  double seconds = 0;                      ///< of the device that follows
+  double waited = 0;                       ///< seconds for which next() and finish() waited for it
   /// Those that come in the same clock as a record of the other device with the same seq
   std::vector<FollowingRecord> records;
   std::optional<Divergence> divergence;  ///< the first; nothing is compared after it

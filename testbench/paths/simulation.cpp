@@ -250,6 +250,7 @@ struct Simulation::Modules : public sc_core::sc_module {
   /// a last beat one later.
   void note_pushes_(bool beat_valid, bool stat_valid, bool stat_ready) {
     if (stat_valid && stat_ready) run.pushes.push_back({run.cycle, false});
+    if (stat_valid && !stat_ready) ++run.result.systemc.sideband_wait_cycles;
     if (beat_valid) {
       ++run.result.systemc.beats;
       if (pins.beat.read().last) run.pushes.push_back({run.cycle, true});
@@ -280,6 +281,7 @@ struct Simulation::Modules : public sc_core::sc_module {
     now.cycle = run.cycle;
     now.beats = run.result.systemc.beats;
     now.executions = run.result.systemc.executions.size();
+    now.sideband_wait_cycles = run.result.systemc.sideband_wait_cycles;
     run.comparison->push();
     if (run.comparison->ended()) clock.stop();
   }
@@ -304,6 +306,7 @@ struct Simulation::Modules : public sc_core::sc_module {
   void file_(ComparisonResult comparison) {
     LockstepResult& result = run.result;
     result.rtl.seconds = comparison.seconds;
+    result.rtl.sideband_wait_cycles = comparison.sideband_wait_cycles;
     result.cycles_compared = comparison.cycles;
     for (const FollowingRecord& r : comparison.records)
       note_record_(r.cycle, r.record, r.counts, result.rtl);
@@ -320,6 +323,7 @@ struct Simulation::Modules : public sc_core::sc_module {
                   [&at](const Completion& c) { return c.record_cycle > at.cycle; });
     result.systemc.executions.resize(at.executions);
     result.systemc.beats = at.beats;
+    result.systemc.sideband_wait_cycles = at.sideband_wait_cycles;
     if (at.cycle < run.cycle) result.systemc.host = result.rtl.host = std::nullopt;
     run.cycle = at.cycle;
     run.unseen_count = at.output.unseen_count;
@@ -678,11 +682,9 @@ LockstepResult Simulation::run_lockstep(const OperatorStream& operators, PinDevi
   if (m.run.error) std::rethrow_exception(m.run.error);
 
   result.completions = result.systemc.completions.size();
-  const sc::VectorUnitCounts& counts = m.unit.counts();
   for (PathResult* path : {&result.systemc, &result.rtl}) {
     path->cycles = m.run.cycle;
     path->beats = result.systemc.beats;
-    path->stall_cycles = counts.tap_stall_cycles;
     path->unseen_count = path->host ? path->host->counters.unseen
                                     : m.run.unseen_count.value_or(m.pins.unseen_count.read());
   }

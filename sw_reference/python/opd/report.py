@@ -313,7 +313,7 @@ def _mapped_clock(summary: dict) -> float | None:
 
 
 def _overhead_row(entry: dict, figures: dict, clock: float | None) -> list[str]:
-    """One path of one trace: path, basis, reaction, worst, stall cycles, bytes re-read, operations, time per step, energy, run time.
+    """One path of one trace: path, basis, reaction, worst, sideband waits in clocks, bytes re-read, operations, time per step, energy, run time.
 
     clock: nanoseconds of one cycle, None when no clock is known: then cycles have no time."""
     path = text(figures["path"]) + ("" if figures["ran"] else ' <b class="unit">not run</b>')
@@ -332,7 +332,7 @@ def _overhead_row(entry: dict, figures: dict, clock: float | None) -> list[str]:
         worst = f"{duration(figures['reaction']['nanoseconds']['p99'])} <span class=\"unit\">p99</span>"
     step = figures.get("microseconds_per_step")
     return [path, f'<span class="basis {basis}">{basis}</span>', reaction, worst,
-            f"{figures['stall_cycles']:,}" if "stall_cycles" in figures else DASH, size(figures["extra_element_bytes"]),
+            f"{figures['sideband_wait_cycles']:,}" if "sideband_wait_cycles" in figures else DASH, size(figures["extra_element_bytes"]),
             f"{figures['extra_operations']:,}" if "extra_operations" in figures else DASH,
             duration(step * 1e3) if step is not None else DASH,
             f"{number(figures['energy']['nanojoule_per_operator'])}&nbsp;nJ" if "energy" in figures else DASH,
@@ -373,7 +373,7 @@ def _overhead(summary: dict) -> str:
     notes.append("<i>Operations</i>: arithmetic that the path adds over the trace. <i>Energy per op</i>: always modelled, for one mean raw "
                  "operator: the tap's comparisons and counters, against reading the elements again from HBM2.")
     return ("<section><h2>Reaction and overhead</h2>" +
-            table(["trace", "path", "basis", "#reaction", "#worst", "#stall cycles", "#bytes re-read", "#operations",
+            table(["trace", "path", "basis", "#reaction", "#worst", "#sideband waits, clocks", "#bytes re-read", "#operations",
                     "#time per step", "#energy per op", "#run time"], rows) +
             '<ul class="note">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>" +
             (f'<ul class="skipped">{"".join(unseen)}</ul>' if unseen else "") + "</section>")

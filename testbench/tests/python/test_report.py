@@ -95,7 +95,7 @@ def make_entry(trace: Trace, records: np.ndarray) -> dict:
         "reaction_cycles": 12,
         "reaction_and_overhead": [
             *({"path": path, "ran": True, **device, "reaction": {"basis": "counted", "cycles": spread, "sideband_cycles": {**spread, "maximum": 5.0}},
-               "cycles": 67890, "beats": 12345, "stall_cycles": 0, "queue_high_water": 2, "event_high_water": 6, "extra_element_bytes": 0}
+               "cycles": 67890, "beats": 12345, "sideband_wait_cycles": 0, "queue_high_water": 2, "event_high_water": 6, "extra_element_bytes": 0}
               for path in ("rtl", "systemc")),
             {"path": "cpu", "ran": True, **device, "reaction": {"basis": "measured", "nanoseconds": {**spread, "median": 1234.0, "p99": 5678.0}},
              "extra_element_bytes": 192, "microseconds_per_step": 41.7},

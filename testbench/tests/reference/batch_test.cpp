@@ -171,10 +171,10 @@ TEST(ReferenceBatch, ThrustHostPipelineEqualsCpuReference) {
         }
         const std::span<const std::byte> elements(segment.elements,
                                                   segment.count * tb::element_size(format));
-        const TapSummary summary = segment.elements != nullptr
-                                       ? ref::summarise(format, elements, counter_width)
-                                       : ref::sideband_summary(format, segment.statistic,
-                                                               counter_width);
+        const TapSummary summary =
+            segment.elements != nullptr
+                ? ref::summarise(format, elements, counter_width)
+                : ref::sideband_summary(format, segment.statistic, counter_width);
         expected_summaries.push_back(summary);
         expected_records.push_back(cpu.complete(segment.seq, segment.descriptor, summary)->record);
       }

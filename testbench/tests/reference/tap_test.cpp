@@ -137,9 +137,8 @@ TEST(ReferenceTap, OfAStatisticTheMagnitudeBitsOfItsFormatCount) {
   EXPECT_EQ(kept(3), 0x7Fu);
   EXPECT_EQ(kept(4), 0x7FFFFFFFu);
   for (const unsigned illegal : {5u, 7u, 255u}) EXPECT_EQ(kept(illegal), 0xFFFFFFFFu);
-  EXPECT_EQ(
-      ref::sideband_summary(Format::kFp16, {.max_mag = 0x80000000u, .zero_count = 99}, 4),
-      (TapSummary{.max_mag = 0, .zero_count = 15}));
+  EXPECT_EQ(ref::sideband_summary(Format::kFp16, {.max_mag = 0x80000000u, .zero_count = 99}, 4),
+            (TapSummary{.max_mag = 0, .zero_count = 15}));
 }
 
 }  // namespace

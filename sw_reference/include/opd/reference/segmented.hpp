@@ -144,7 +144,7 @@ struct AdvanceOp {
     OpState state = stored;
     for (std::uint32_t s = op_begin[group]; s < op_begin[group + 1]; ++s) {
       const Segment& segment = segments[s];
-      const TapSummary statistic = 
+      const TapSummary statistic =
           sideband_summary(segment.descriptor.format, segment.statistic, counter_width);
       summaries[s] = combine(statistic, summaries[s], counter_width);
       records[s] =

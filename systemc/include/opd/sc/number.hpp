@@ -39,8 +39,9 @@ class Number {
     const std::uint32_t bits = magnitude & layout.magnitude_mask();
     const auto field = static_cast<int>(bits >> layout.significand_bits);
     const std::uint32_t hidden = field > 0 ? layout.smallest_normal() : 0;
-    return rounded((bits & (layout.smallest_normal() - 1)) | hidden,
-                   (field > 0 ? field : 1) - layout.bias - static_cast<int>(layout.significand_bits));
+    return rounded(
+        (bits & (layout.smallest_normal() - 1)) | hidden,
+        (field > 0 ? field : 1) - layout.bias - static_cast<int>(layout.significand_bits));
   }
 
   /// The binary32 number. Precondition: it is one.
@@ -79,10 +80,10 @@ class Number {
   friend constexpr bool operator==(Number a, Number b) = default;
 
  private:
-  static constexpr int kBits = 24;              ///< of a significand
-  static constexpr int kLeastExponent = -149;   ///< of the subnormal numbers
+  static constexpr int kBits = 24;             ///< of a significand
+  static constexpr int kLeastExponent = -149;  ///< of the subnormal numbers
   static constexpr std::uint32_t kHidden = std::uint32_t{1} << (kBits - 1);
-  static constexpr int kRoom = 62 - kBits;      ///< by which a significand may be moved up
+  static constexpr int kRoom = 62 - kBits;  ///< by which a significand may be moved up
 
   constexpr Number(std::int64_t significand, int exponent)
       : significand_(significand), exponent_(exponent) {}

@@ -98,16 +98,15 @@ inline std::uint16_t published_engine(const Config& config, const Sample& sample
   }();
   const Number zero, floor = Number::of(config.variance_floor).times_power_of_two(-2 * unit);
   if (deviation.variance > zero && deviation.variance >= floor && deviation.signed_ > zero) {
-    const Number limit = squared_limit(
-        sample.desensitised ? config.z_threshold_desensitised : config.z_threshold,
-        deviation.variance);
+    const Number limit =
+        squared_limit(sample.desensitised ? config.z_threshold_desensitised : config.z_threshold,
+                      deviation.variance);
     if (deviation.squared > limit) flags |= flag_bit(Flag::kZ);
     if (deviation.squared > limit.times_power_of_two(-2)) flags |= flag_bit(Flag::kZHalf);
   }
 
   const bool near_largest =
-      sample.max_mag >=
-      second_difference_floor(descriptor.format, config.published_d2_floor_shift);
+      sample.max_mag >= second_difference_floor(descriptor.format, config.published_d2_floor_shift);
   if (sample.age >= 2 && near_largest) {
     const Number threshold =
         Number::of(sample.desensitised ? config.d2_threshold_desensitised : config.d2_threshold)

@@ -76,8 +76,6 @@ struct VectorUnitCounts {
   std::uint64_t busy_cycles = 0;  ///< of these, edges before which an operator was in the unit
   std::uint64_t operations = 0;   ///< written back
   std::uint64_t beats = 0;        ///< sampled by the device
-  /// Clocks from issue to write-back beyond lane_latency, over all beats: 0 by construction.
-  std::uint64_t tap_stall_cycles = 0;
   std::uint64_t sideband_wait_cycles = 0;  ///< edges at which stat_valid met stat_ready = 0
   std::uint64_t executions = 0;            ///< operators computed
   std::uint64_t computing_cycles = 0;      ///< clocks for which they have the lanes
@@ -134,7 +132,6 @@ class VectorUnit : public sc_core::sc_module {
     std::span<const std::byte> elements;
     std::uint64_t tag = 0;
     std::uint64_t operator_issue = 0;  ///< edge at which the operator was issued
-    std::uint64_t issue = 0;           ///< edge at which this beat entered the lanes
     Mode mode = Mode::kFast;           ///< of the operator, read at its issue
     std::uint64_t sideband_from = 0;   ///< of a statistic: first edge that may put it on stat_*
   };
@@ -169,11 +166,11 @@ class VectorUnit : public sc_core::sc_module {
   void reset_();
   void retire_(std::uint64_t now);
   void retire_computed_(std::uint64_t now);
-  void write_back_(std::uint64_t now);
+  void write_back_();
   void drive_sideband_(std::uint64_t now);
   void issue_(std::uint64_t now);
   void compute_(std::uint64_t now);
-  void issue_computed_beat_(std::uint64_t now);
+  void issue_computed_beat_();
   void select_(std::uint64_t now);
   void deal_();
   void put_on_bus_(const Slot& slot);
