@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "binary32_vectors.hpp"
 #include "opd/reference/detector.hpp"
 #include "oracle.hpp"
 
@@ -330,6 +331,18 @@ TEST(ReferenceBinary32, ScaledMovesTheExponentAndNeverRounds) {
   EXPECT_EQ(ref::scaled(0x1p-149f, -100), 0.0f);
   EXPECT_EQ(ref::scaled(1.5f, -127), 0x1.8p127f);
   EXPECT_TRUE(std::isinf(ref::scaled(1.5f, -128)));
+}
+
+TEST(ReferenceBinary32, EqualsSoftFloat) {
+  int compared = 0;
+  for (const tb::Binary32Vector& v : tb::binary32_vectors()) {
+    volatile float a = std::bit_cast<float>(v.a), b = std::bit_cast<float>(v.b);
+    ASSERT_EQ(bits_of(ref::add(a, b)), v.sum) << std::hex << v.a << ' ' << v.b;
+    ASSERT_EQ(bits_of(ref::multiply(a, b)), v.product) << std::hex << v.a << ' ' << v.b;
+    ASSERT_EQ(a > b, v.greater) << std::hex << v.a << ' ' << v.b;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 4096);
 }
 
 // The compiler may not fuse, flush or keep more bits. volatile: nothing is folded at compile time.

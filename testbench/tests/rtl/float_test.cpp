@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "Vfloat_units.h"
+#include "binary32_vectors.hpp"
 #include "paths/coverage.hpp"
 #include "seed.hpp"
 
@@ -53,6 +54,16 @@ class FloatUnits {
     subnormal_products_ += exponent == 0 && (model_.product_o & 0x7FFFFF) != 0;
     subnormal_sums_ += (model_.sum_o >> 23 & 0xFF) == 0 && (model_.sum_o & 0x7FFFFF) != 0;
     infinite_ += exponent == 0xFF;
+  }
+  /// The same against what another implementation has made of the pair.
+  void expect(const Binary32Vector& v) {
+    model_.a_i = v.a;
+    model_.b_i = v.b;
+    model_.eval();
+    EXPECT_EQ(model_.sum_o, v.sum) << fmt::format("{:08X} + {:08X}", v.a, v.b);
+    EXPECT_EQ(model_.product_o, v.product) << fmt::format("{:08X} * {:08X}", v.a, v.b);
+    EXPECT_EQ(model_.greater_o != 0, v.greater) << fmt::format("{:08X} > {:08X}", v.a, v.b);
+    ++pairs_;
   }
   [[nodiscard]] bool failed() const { return mismatches_ >= 10; }
   [[nodiscard]] std::uint64_t pairs() const { return pairs_; }
@@ -100,6 +111,12 @@ TEST(Float, AllPairsOfCornerValues) {
   fmt::print("{} pairs of {} corner values\n", units.pairs(), values.size());
   EXPECT_EQ(units.pairs(), values.size() * values.size());
   EXPECT_EQ(values.size(), 840u);
+}
+
+TEST(Float, EqualsSoftFloat) {
+  FloatUnits units;
+  for (const Binary32Vector& v : binary32_vectors()) units.expect(v);
+  EXPECT_EQ(units.pairs(), 4096u);
 }
 
 /// What a stratum of random pairs aims at.

@@ -7,6 +7,7 @@
 #include <random>
 #include <string>
 
+#include "binary32_vectors.hpp"
 #include "elements.hpp"
 #include "fixed_config.hpp"
 #include "opd/sc/published_engine.hpp"
@@ -89,6 +90,25 @@ TEST(SystemcNumber, EqualsTheProcessorsArithmetic) {
   }
   EXPECT_GT(compared, 1'200'000);
   EXPECT_GT(subnormals, 50'000);
+}
+
+TEST(SystemcNumber, EqualsSoftFloat) {
+  int compared = 0;
+  const auto finite = [](std::uint32_t bits) { return (bits & 0x7F800000u) != 0x7F800000u; };
+  const auto unsigned_zero = [](std::uint32_t bits) { return bits == 0x80000000u ? 0 : bits; };
+  for (const tb::Binary32Vector& v : tb::binary32_vectors()) {
+    if (!finite(v.a) || !finite(v.b)) continue;
+    const Number a = Number::of(from_bits(v.a)), b = Number::of(from_bits(v.b));
+    EXPECT_EQ(a > b, v.greater);
+    if (finite(v.sum)) {
+      EXPECT_EQ(to_bits((a + b).to_float()), unsigned_zero(v.sum));
+    }
+    if (finite(v.product)) {
+      EXPECT_EQ(to_bits((a * b).to_float()), unsigned_zero(v.product));
+    }
+    ++compared;
+  }
+  EXPECT_GT(compared, 3800);
 }
 
 TEST(SystemcNumber, WorkedValues) {
