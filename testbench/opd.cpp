@@ -29,6 +29,7 @@
 #include "python_policy.hpp"
 #include "replay.hpp"
 #include "report.hpp"
+#include "results_folder.hpp"
 #include "say.hpp"
 #include "summary.hpp"
 #include "trace_files.hpp"
@@ -152,8 +153,8 @@ bool in_waveform(std::string_view fault) {
 
 /// Repeats the run of one trace in a process of its own (SystemC elaborates once per process) and
 /// dumps the cycles around its divergence. Returns the file's name, empty when there is none.
-std::string dump_waveform(const ReplayOptions& options, const TraceResult& result,
-                          const Choice& choice) {
+std::string dump_waveform(const ReplayOptions& options, const fs::path& folder,
+                          const TraceResult& result, const Choice& choice) {
   constexpr std::uint64_t kBefore = 64, kAfter = 16;
   const Divergence& divergence = *result.divergence;
   const std::uint64_t cycle = *divergence.cycle;
@@ -162,13 +163,13 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
   const std::string name = result.name + ".fst";
   const WaveformWindow window{.first = cycle > kBefore ? cycle - kBefore : 1,
                               .last = cycle + kAfter,
-                              .file = options.out / name,
+                              .file = folder / name,
                               .op = op};
   std::vector<std::string> words = {"opd",
                                     "replay",
                                     result.file.string(),
                                     "--out",
-                                    options.out.string(),
+                                    folder.string(),
                                     "--waveform",
                                     fmt::format("{}:{}", window.first, window.last),
                                     "--waveform-op",
@@ -220,7 +221,7 @@ std::string dump_waveform(const ReplayOptions& options, const TraceResult& resul
     return {};
   }
   write_save_file(window, cycle, divergence.field);
-  say("waveform: {}, cycles {}:{}\n", window.file.string(), window.first, window.last);
+  say("waveform: {}, cycles {}:{}\n", (options.out / name).string(), window.first, window.last);
   return name;
 }
 
@@ -239,39 +240,52 @@ int run_waveform(ReplayOptions options, const std::string& window, std::uint16_t
                     *options.plant_fault));
   }
   const std::string name = trace::Trace::read(options.traces.front()).name();
-  options.waveform = parse_window(window, options.out / (name + ".fst"));
+  const fs::path file = options.out / (name + ".fst");
+  StagedFile staged(file);
+  options.waveform = parse_window(window, staged.path());
   options.waveform->op = op;
   options.paths = {"rtl", "systemc"};
-  fs::remove(options.waveform->file);
   const TraceResult result = std::move(replay(options, [](const std::string&) {}).front());
   if (!fs::exists(options.waveform->file)) {
     throw UsageError(fmt::format(
         "--waveform {}: {} was not written; the run has {} cycles, and the folder must be writable",
-        window, options.waveform->file.string(), result.paths.front().cycles));
+        window, file.string(), result.paths.front().cycles));
   }
+  staged.publish();
+  options.waveform->file = file;
   write_save_file(*options.waveform, 0, "");
-  say("waveform: {}, cycles {}:{}\n", options.waveform->file.string(), options.waveform->first,
+  say("waveform: {}, cycles {}:{}\n", file.string(), options.waveform->first,
       options.waveform->last);
   if (result.mismatches == 0) return kEqual;
   say("MISMATCH in {}: {}\n", result.name, describe(*result.divergence, result.probe_names));
   return kMismatch;
 }
 
-/// summary.json, report.html and waveforms. After a mismatch a failure here must not hide it.
-void write_results(const ReplayOptions& options, std::vector<TraceResult>& results,
-                   const Choice& choice) {
-  for (TraceResult& result : results) {
-    if (result.divergence && result.divergence->cycle && result.path("rtl") != nullptr) {
-      result.waveform = dump_waveform(options, result, choice);
-      if (!result.waveform.empty()) result.waveform_view = result.name + ".gtkw";
+/// Records, waveforms, summary.json and report.html: all of them or none. After a mismatch a failure
+/// here must not hide it.
+void write_results(const ReplayOptions& options, ResultsFolder& results_folder,
+                   std::vector<TraceResult>& results, const Choice& choice) {
+  const std::string summary = "summary.json";
+  const fs::path& stage = results_folder.stage();
+  std::string report;
+  try {
+    for (TraceResult& result : results) {
+      write_records(stage, result);
+      if (result.divergence && result.divergence->cycle && result.path("rtl") != nullptr) {
+        result.waveform = dump_waveform(options, stage, result, choice);
+        if (!result.waveform.empty()) result.waveform_view = result.name + ".gtkw";
+      }
     }
+    trace::write_whole(stage / summary, summary_json(options, results).dump(2) + "\n");
+    report = write_report(stage, options.traces);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(results_folder.in_place(error.what()));
   }
-  const fs::path summary = options.out / "summary.json";
-  trace::write_whole(summary, summary_json(options, results).dump(2) + "\n");
-  const std::string report = write_report(options.out, options.traces);
+  const std::vector<std::string> words = triage_sentences(options.traces);
+  results_folder.publish(summary);
   say("\nIn words\n");
-  for (const std::string& line : triage_sentences(options.traces)) say("  {}\n", line);
-  say("\nwrote {} and {}\n", summary.string(), report);
+  for (const std::string& line : words) say("  {}\n", line);
+  say("\nwrote {} and {}\n", (options.out / summary).string(), results_folder.in_place(report));
 }
 
 /// Profile and configuration in force: a file or a profile, and --set on top.
@@ -382,15 +396,17 @@ int run_replay(ReplayOptions options, const Choice& choice, const UnitChoice& un
   if (!policy.empty()) options.policy = python_policy(policy);
   if (!options.out.empty()) make_folder(options.out);
   if (!window.empty()) return run_waveform(std::move(options), window, waveform_op.value_or(0));
+  std::optional<ResultsFolder> folder;
+  if (!options.out.empty()) folder.emplace(options.out);
 
   std::vector<TraceResult> results = replay(options, show_progress);
   end_progress();
   say("{}", summary_table(results));
   std::fflush(stdout);
   const Verdict verdict = verdict_of(options, results);
-  if (!options.out.empty()) {
+  if (folder) {
     try {
-      write_results(options, results, choice);
+      write_results(options, *folder, results, choice);
     } catch (const std::exception& error) {
       if (verdict != Verdict::kMismatch) throw;
       complain("opd: {}\n", error.what());
@@ -685,6 +701,7 @@ void occupy_closed_streams() {
 int main(int argc, char** argv) {
   occupy_closed_streams();
   std::signal(SIGBUS, on_bus_error);
+  clear_stage_on_signals();
   setenv("SYSTEMC_DISABLE_COPYRIGHT_MESSAGE", "1",
          0);  // its banner would precede every output of ours
   return sc_core::sc_elab_and_sim(argc, argv);

@@ -70,24 +70,6 @@ void measure_reaction(const PathResult& device, TraceResult& result) {
   result.sideband_cycles = spread_of(std::move(sideband));
 }
 
-template <typename T>
-void write_binary(const std::filesystem::path& file, const std::vector<T>& values) {
-  trace::write_whole(file, std::as_bytes(std::span(values)));
-}
-
-void write_records(const std::filesystem::path& out, const TraceResult& result) {
-  for (const PathResult& path : result.paths) {
-    std::vector<OpRecord> records;
-    records.reserve(path.completions.size());
-    for (const Completion& completion : path.completions) records.push_back(completion.record);
-    write_binary(out / fmt::format("{}.{}.records", result.name, path.path), records);
-    if (path.path == "cpu") {
-      write_binary(out / fmt::format("{}.baseline", result.name), path.baseline_log2);
-      write_binary(out / fmt::format("{}.z", result.name), path.z);
-    }
-  }
-}
-
 /// A trace and its operators, read and checked.
 struct Loaded {
   Loaded(const std::filesystem::path& path, const ReplayOptions& options)
@@ -405,10 +387,24 @@ std::vector<TraceResult> replay(const ReplayOptions& options,
     const std::string heading = fmt::format("[{}/{}]", i + 1, traces.size());
     results.push_back(replay_one(options, *traces[i], simulation.get(), heading, progress));
   }
-  if (!options.out.empty() && !options.waveform) {
-    for (const TraceResult& result : results) write_records(options.out, result);
-  }
   return results;
+}
+
+void write_records(const std::filesystem::path& folder, const TraceResult& result) {
+  const auto write = [&](const std::string& extension, const auto& values) {
+    trace::write_whole(folder / fmt::format("{}.{}", result.name, extension),
+                       std::as_bytes(std::span(values)));
+  };
+  for (const PathResult& path : result.paths) {
+    std::vector<OpRecord> records;
+    records.reserve(path.completions.size());
+    for (const Completion& completion : path.completions) records.push_back(completion.record);
+    write(path.path + ".records", records);
+    if (path.path == "cpu") {
+      write("baseline", path.baseline_log2);
+      write("z", path.z);
+    }
+  }
 }
 
 }  // namespace opd::tb

@@ -131,6 +131,10 @@ inline constexpr std::array<std::string_view, 4> kVerdictNames = {"equal", "noth
 [[nodiscard]] std::vector<TraceResult> replay(
     const ReplayOptions& options, const std::function<void(const std::string&)>& progress);
 
+/// The records of every path, and the baseline and z of the reference, as files of the folder named
+/// after the trace (docs/formats.md). Throws trace::TraceError.
+void write_records(const std::filesystem::path& folder, const TraceResult& result);
+
 /// The text with control characters replaced by '?': names come from files and go to terminals.
 [[nodiscard]] std::string printable(std::string_view text);
 

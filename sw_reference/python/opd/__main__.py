@@ -24,8 +24,8 @@ COMMANDS = {
 }
 
 
-INTERRUPTED = 130  # as a shell says it of a program that SIGINT ended
-PIPE_CLOSED = 141  # and of one that SIGPIPE ended
+SIGNALLED = 128    # and the number of the signal: as a shell says it of a program that one ended
+PIPE_CLOSED = SIGNALLED + signal.SIGPIPE
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,12 +48,13 @@ def run(command: Callable[[], int] = main) -> int | str | None:
     """The exit status of a command, whatever happens to it.
 
     A reader of the output that leaves early (`opd evaluate ... | head`) ends it in silence, as it does for others; an output that
-    cannot be written is named; so is an interrupt, in one line. Status 1 stays a command's own: a failure that it did not foresee
-    is 2, with its traceback.
+    cannot be written is named; so are SIGINT, SIGTERM and SIGHUP, in one line, and what was half written is removed. Status 1 stays a
+    command's own: a failure that it did not foresee is 2, with its traceback.
     """
     _occupy_closed_streams()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored, behind nohup for instance
-        signal.signal(signal.SIGINT, _Interrupts.receive)
+    for number in _Interrupts.WORDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # behind nohup for instance
+            signal.signal(number, _Interrupts.receive)
     try:
         try:
             status = command()
@@ -85,13 +86,14 @@ def run(command: Callable[[], int] = main) -> int | str | None:
 
 
 class _Interrupts:
-    """SIGINT. While the modules of a command are loaded there is nothing to clean up, and an exception would come out of them as
-    somebody else's error, with a traceback."""
-    loading, received = True, False
+    """Signals that end a command. While its modules are loaded there is nothing to clean up, and an exception would come out of them
+    as somebody else's error, with a traceback."""
+    WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+    loading, received = True, 0
 
     @classmethod
     def receive(cls, number: int, frame) -> None:
-        cls.received = True
+        cls.received = number
         if cls.loading:
             os._exit(_interrupted())
         signal.default_int_handler(number, frame)
@@ -99,8 +101,9 @@ class _Interrupts:
 
 def _interrupted() -> int:
     _drop_output()
-    print("opd: interrupted", file=sys.stderr)
-    return INTERRUPTED
+    number = _Interrupts.received or signal.SIGINT
+    print(f"opd: {_Interrupts.WORDS[number]}", file=sys.stderr)
+    return SIGNALLED + number
 
 
 class _Forgiving(io.TextIOWrapper):

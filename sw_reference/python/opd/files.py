@@ -2,11 +2,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import secrets
+import signal
 import stat
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, TypeVar
+
+T = TypeVar("T")
 
 
 class NotRegular(OSError):
@@ -35,22 +41,51 @@ def write_whole(file: str | os.PathLike, data: bytes) -> None:
 
 
 def write_all_whole(files: Mapping[str | os.PathLike, bytes]) -> None:
-    """The same of several files: none is replaced before all are on the disk."""
+    """The same of several files: none is replaced before all are on the disk, and those of two writers do not mix."""
     targets = {target_of(file): data for file, data in files.items()}
-    temporaries = {}
+    for path in targets:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path), None, os.fspath(path))
+    # Named before they are made: whatever ends this, and when, all of them are removed.
+    temporaries = {path: path.with_name(f"{path.name}.{secrets.token_hex(4)}") for path in targets}
     try:
         for path, data in targets.items():
-            descriptor, temporaries[path] = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                mask = os.umask(0)
-                os.umask(mask)
-                os.fchmod(stream.fileno(), 0o666 & ~mask)  # mkstemp gives 0600; this is what open() would have given it
-                os.fsync(stream.fileno())
-        for path in targets:
-            os.replace(temporaries[path], path)
-            del temporaries[path]
+            with _named(path, lambda: open(temporaries[path], "xb")) as stream:
+                _named(path, lambda: _fill(stream, data))
+        with _alone(list(targets)):
+            for path in targets:
+                _named(path, lambda: os.replace(temporaries[path], path))
     finally:
         for temporary in temporaries.values():
-            os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
+
+
+def _fill(stream: IO[bytes], data: bytes) -> None:
+    stream.write(data)
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _named(path: Path, action: Callable[[], T]) -> T:
+    """An error of a temporary file is one of the file that it becomes."""
+    try:
+        return action()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path), None, os.fspath(path)) from None
+
+
+@contextmanager
+def _alone(targets: Sequence[Path]) -> Iterator[None]:
+    """No signal comes between two of several files, and no other writer of the same folder."""
+    if len(targets) == 1:
+        yield
+        return
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    folder = os.open(targets[0].parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks has none to give
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)

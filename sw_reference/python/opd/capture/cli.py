@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     split = argv.index("--") if "--" in argv else len(argv)
     arguments, command = parser.parse_args(argv[:split]), argv[split + 1:]
+    _refuse_what_is_not_meant(parser, arguments, command)
     try:
         if arguments.recover:
             print(recover(arguments.recover, arguments.out))
@@ -76,6 +77,20 @@ def main(argv: list[str] | None = None) -> int:
         print(f"opd capture: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _refuse_what_is_not_meant(parser: Parser, arguments: argparse.Namespace, command: list[str]) -> None:
+    """Options of a capture beside an action on files, and actions that contradict each other."""
+    actions = [name for name in ("recover", "info", "merge", "bench") if getattr(arguments, name)]
+    if not actions:
+        return
+    action = f"--{actions[0]}"
+    if command and action != "--bench":
+        parser.error(f"{action}: runs no command, but there is one after --; drop one of the two")
+    taken = {*actions, *(["out"] if action in ("--recover", "--merge") else [])}
+    for name, value in vars(arguments).items():
+        if name not in taken and value != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')}: says how a command is captured, and {action} captures none; drop one of the two")
 
 
 def _run(arguments: argparse.Namespace, command: list[str]) -> int:

@@ -388,7 +388,8 @@ class Capture(Watch):
         self.listening = False
         if self._stopped is None:
             self._stopped = f"step {self._number}: {type(error).__name__}: {error}"
-            log.error("capture ends, the run goes on: %s", self._stopped, exc_info=True)
+            is_disk = isinstance(error, OSError)  # what is wrong then is nothing of the program
+            log.error("capture ends, the run goes on: %s", self._stopped, exc_info=not is_disk)
 
     def see_operator(self, observation: Observation, find: Callable[[], Operator], output: Tensor | None) -> None:
         """What made an observation that is about to be counted. find: gives the operator, or raises NotKnown."""
