@@ -5,13 +5,44 @@
 
 namespace opd::trace {
 
-nlohmann::json parse_json(std::string_view text) {
-  using Json = nlohmann::json;
-  // nlohmann takes a NUL for the end of the text and skips a byte order mark; JSON has neither.
-  if (text.find('\0') != std::string_view::npos || text.starts_with("\xEF\xBB\xBF")) {
-    throw JsonFault{"not valid JSON"};
+namespace {
+
+using Json = nlohmann::json;
+
+/// Whether brackets outside of strings stand deeper than they may, valid or not.
+bool is_deep(std::string_view text) {
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') {
+      in_string = !in_string;
+    } else if (in_string) {
+      if (c == '\\') ++i;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kMaxJsonDepth) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
   }
-  std::vector<std::set<std::string>> open_objects;
+  return false;
+}
+
+/// nlohmann takes a NUL for the end of the text and skips a byte order mark; JSON has neither.
+bool is_foreign_to_json(std::string_view text) {
+  return text.find('\0') != std::string_view::npos || text.starts_with("\xEF\xBB\xBF");
+}
+
+/// An object whose end has not come: its keys, and the first that came twice.
+struct OpenObject {
+  std::set<std::string> keys;
+  std::optional<std::string> doubled;
+};
+
+/// Throws at the first fault that ends the parser; of a text with several it need not be the one to
+/// tell.
+Json parse_until_fault(std::string_view text) {
+  std::vector<OpenObject> open_objects;
   std::size_t values = 0;
   const auto guard = [&](int depth, Json::parse_event_t event, Json& parsed) {
     switch (event) {
@@ -29,23 +60,37 @@ nlohmann::json parse_json(std::string_view text) {
         }
         break;
       case Json::parse_event_t::object_end:
+        if (const auto& key = open_objects.back().doubled)
+          throw JsonFault{"duplicate key " + in_quotes(*key)};
         open_objects.pop_back();
         break;
       case Json::parse_event_t::array_end:
         break;
-      case Json::parse_event_t::key:
-        if (!open_objects.back().insert(parsed.get<std::string>()).second) {
-          throw JsonFault{"duplicate key " + in_quotes(parsed.get_ref<const std::string&>())};
-        }
+      case Json::parse_event_t::key: {
+        OpenObject& object = open_objects.back();
+        auto key = parsed.get<std::string>();
+        if (!object.keys.insert(key).second && !object.doubled) object.doubled = std::move(key);
         break;
+      }
     }
     return true;
   };
+  return Json::parse(text.begin(), text.end(), guard);
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text) {
+  std::optional<JsonFault> fault;
   try {
-    return Json::parse(text.begin(), text.end(), guard);
+    if (!is_foreign_to_json(text)) return parse_until_fault(text);
+  } catch (const JsonFault& found) {
+    fault = found;
   } catch (const Json::exception&) {  // its text quotes the input, of any length
-    throw JsonFault{"not valid JSON"};
   }
+  if (is_deep(text)) throw JsonFault{"JSON nested deeper than " + std::to_string(kMaxJsonDepth)};
+  if (!fault || !Json::accept(text.begin(), text.end())) throw JsonFault{"not valid JSON"};
+  throw JsonFault{*fault};
 }
 
 std::optional<std::uint64_t> as_unsigned(const nlohmann::json& value) {

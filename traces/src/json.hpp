@@ -18,7 +18,9 @@ struct JsonFault {
 };
 
 /// Parses strict JSON: one value, UTF-8, no duplicate key in any object, within the bounds above.
-/// Throws JsonFault.
+/// Throws JsonFault; of several faults the first of these, as opd/strict_json.py has it: brackets
+/// beyond the depth, what is not JSON, a duplicate key of the first object that ends with one, the
+/// number of values.
 nlohmann::json parse_json(std::string_view text);
 
 /// The value as an unsigned integer; nothing when it is not an integer in 0..2^64-1.

@@ -83,11 +83,9 @@ def read(path: Path | str) -> DeviceConfig:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise ConfigFileError(path, "file", "is larger than 1 MiB", "give a device configuration file")
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError:
         raise ConfigFileError(path, "file", "cannot be read", "check its permissions") from None
-    except UnicodeDecodeError:
-        raise ConfigFileError(path, "file", "is not valid JSON", _WRITE_AGAIN) from None
     return parse(text, path)
 
 
@@ -102,7 +100,7 @@ def parse(text: str, file: Path | str) -> DeviceConfig:
         fail("file", f"is {fault}", _WRITE_AGAIN)
     if not isinstance(content, dict):
         fail("file", "is no JSON object", _WRITE_AGAIN)
-    for key in content:
+    for key in sorted(content):  # as the other reader has them
         if key not in KEYS:
             fail(quoted(key), "is not known", suggestion(key, KEYS, f"the keys are {', '.join(KEYS)}"))
     if content.get("format") != "opd-config":
@@ -117,7 +115,7 @@ def parse(text: str, file: Path | str) -> DeviceConfig:
     if not isinstance(content.get("config"), dict):
         fail("config", "is missing or no JSON object", 'give {"FIELD": NUMBER, ...}, or {}')
     fields = {}
-    for name, value in content["config"].items():
+    for name, value in sorted(content["config"].items()):
         if name not in CONFIG_RESET:
             fail(f"config.{quoted(name)}", "is no configuration field",
                  suggestion(name, tuple(CONFIG_RESET), "opd registers lists the fields"))
@@ -133,12 +131,17 @@ def checked(name: str, value, fail) -> float:
     if type(value) not in (int, float):
         fail(f"config.{name}", "is not a number", remedy)
     if not is_float(name) and value != int(value):
-        fail(f"config.{name}", f"{value} is not a whole number", remedy)
+        fail(f"config.{name}", f"{_number(value)} is not a whole number", remedy)
     with np.errstate(over="ignore"):
         held = register_value(name, value)
     if not low <= held <= high or (is_float(name) and np.signbit(held)):
-        fail(f"config.{name}", f"{value} is outside the register's range", remedy)
+        fail(f"config.{name}", f"{_number(value)} is outside the register's range", remedy)
     return held
+
+
+def _number(value: float) -> str:
+    """A number of the file as binary64, with the fewest digits."""
+    return repr(float(value)).removesuffix(".0")
 
 
 def _shown(name: str, value: float) -> str:

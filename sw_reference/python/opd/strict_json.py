@@ -15,48 +15,80 @@ class JsonFault(Exception):
     """What is wrong with a JSON text."""
 
 
-def _unique(pairs):
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise JsonFault(f"duplicate key {quoted(key)}")
-            seen.add(key)
-    return result
+class _Doubled(list):
+    """Members of an object in which a key stands twice: pairs."""
 
 
 def _reject_constant(text):  # NaN and Infinity are not JSON
-    raise JsonFault("not valid JSON")
+    raise ValueError
 
 
 def parse_json(text: str):
-    """Strict JSON: one value, no duplicate key, bounded depth and number of values. Raises JsonFault."""
-    try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_reject_constant)
-    except RecursionError:
-        raise JsonFault(f"JSON nested deeper than {MAX_JSON_DEPTH}") from None
-    except ValueError:
-        raise JsonFault("not valid JSON") from None
+    """Strict JSON: one value, no duplicate key, bounded depth and number of values. Raises JsonFault.
+
+    Of several faults the first of these is told, as traces/src/json.cpp has it: brackets beyond the depth, what is not JSON, a duplicate
+    key of the first object that ends with one, the number of values. Bytes that are not UTF-8 may come as surrogates.
+    """
+    doubled = []
+
+    def members(pairs):
+        result = dict(pairs)
+        if len(result) == len(pairs):
+            return result
+        seen = set()
+        doubled.append(next(key for key, _ in pairs if key in seen or seen.add(key)))
+        return _Doubled(pairs)
+
     count = 0
-    level, depth = [value], 0
+    try:
+        value = json.loads(text, object_pairs_hook=members, parse_constant=_reject_constant)
+        is_valid, count = _measure(value)
+    except (RecursionError, ValueError):
+        is_valid = False
+    if not is_valid:
+        raise JsonFault(f"JSON nested deeper than {MAX_JSON_DEPTH}" if _is_deep(text) else "not valid JSON")
+    if doubled:
+        raise JsonFault(f"duplicate key {quoted(doubled[0])}")
+    if count > MAX_JSON_VALUES:
+        raise JsonFault(f"JSON of more than {MAX_JSON_VALUES} values")
+    return value
+
+
+def _measure(value) -> tuple[bool, int]:
+    """Whether a parsed value is what JSON means and no deeper than it may be, and how many values are in it."""
+    count, level, depth = 0, [value], 0
     while level:
         below = []
         count += len(level)
         for item in level:
-            if isinstance(item, dict):
-                below += item.values()
+            texts = ()
+            if isinstance(item, _Doubled):
+                texts = [key for key, _ in item]
+                below += [member for _, member in item]
+            elif isinstance(item, dict):
                 texts = item.keys()
-            else:
-                below += item if isinstance(item, list) else ()
-                texts = (item,) if isinstance(item, str) else ()
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str):
+                texts = (item,)
             # Neither lone surrogates nor numbers beyond a double have a meaning.
             if any(re.search("[\ud800-\udfff]", t) for t in texts) or (
                     isinstance(item, (int, float)) and abs(item) > sys.float_info.max):
-                raise JsonFault("not valid JSON")
+                return False, count
             if isinstance(item, (dict, list)) and depth >= MAX_JSON_DEPTH:
-                raise JsonFault(f"JSON nested deeper than {MAX_JSON_DEPTH}")
-        if count > MAX_JSON_VALUES:
-            raise JsonFault(f"JSON of more than {MAX_JSON_VALUES} values")
+                return False, count
         level, depth = below, depth + 1
-    return value
+        if count > MAX_JSON_VALUES:
+            break
+    return True, count
+
+
+def _is_deep(text: str) -> bool:
+    """Whether brackets outside of strings stand deeper than they may, valid or not."""
+    depth = 0
+    for found in re.finditer(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', text, re.DOTALL):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        if depth > MAX_JSON_DEPTH:
+            return True
+    return False

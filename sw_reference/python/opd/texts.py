@@ -1,7 +1,6 @@
 """Text that comes from files, as messages and terminals may have it."""
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 
@@ -19,9 +18,23 @@ def printable(text: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
-    """"did you mean NAME?" when a known name is near, else `otherwise`."""
-    near = difflib.get_close_matches(name[:64], list(known), 1, 0.75)
-    return f"did you mean {near[0]}?" if near else otherwise
+    """"did you mean NAME?" when a known name is near, else `otherwise`. Twin of traces/src/suggestion.cpp."""
+    given = name.encode("utf-8", "surrogateescape")
+    if len(given) > 64:
+        return otherwise
+    distances = {near: _edit_distance(given, near.encode()) for near in known}
+    nearest = min(distances, key=distances.__getitem__)
+    return f"did you mean {nearest}?" if distances[nearest] <= max(2, len(nearest) // 3) else otherwise
+
+
+def _edit_distance(one: bytes, other: bytes) -> int:
+    """Insertions, deletions and replacements that turn one name into the other."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        diagonal, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
+    return row[-1]
 
 
 def plain(value):

@@ -387,11 +387,11 @@ def _read_container(data, file: str) -> tuple[dict[str, str], dict[str, _Tensor]
         fail("header length", f"{header_bytes} bytes, but only {len(view) - 8} follow", _COPY_AGAIN)
     body = view[8 + header_bytes:]
     try:
-        header = parse_json(str(view[8:8 + header_bytes], "utf-8"))
-    except (UnicodeDecodeError, JsonFault) as fault:
+        header = parse_json(str(view[8:8 + header_bytes], "utf-8", "surrogateescape"))
+    except JsonFault as fault:
         if file_kind(view).what:
             refuse_foreign()
-        fail("header", str(fault) if isinstance(fault, JsonFault) else "not valid JSON")
+        fail("header", str(fault))
     if not isinstance(header, dict) or view[8] != ord("{"):
         fail("header", "is not a JSON object that starts at its first byte")
 

@@ -20,9 +20,11 @@ import os
 import random
 import re
 import resource
+import select
 import shutil
 import signal
 import struct
+import subprocess
 import tempfile
 import time
 import traceback
@@ -450,6 +452,46 @@ def _journal(path: Path, rng: random.Random) -> str:
     return _caught(lambda: read_journal(path).to_bytes(str(path)), path, CaptureError, TraceError)
 
 
+PROGRAM = Path(os.environ.get("OPD_READ_FILES", Path(__file__).resolve().parents[3] / "build" / "testbench" / "tests" / "system" / "read_files"))
+
+
+class _Cpp:
+    """The C++ reader of a kind of file beside the Python one: the same verdict in the same words. One process reads file after file."""
+
+    def __init__(self, kind: str, read: Callable[[Path], object], *errors: type):
+        self._kind, self._read, self._errors = kind, read, errors
+        self._process: subprocess.Popen | None = None
+
+    def __call__(self, path: Path, rng: random.Random) -> str:
+        answer = self._answer(path)
+        if answer != "ok":
+            check_text(answer, str(path))
+        try:
+            self._read(path)
+            told = "ok"
+        except self._errors as error:
+            told = str(error)
+        if answer != told:
+            differ = next((i for i, pair in enumerate(zip(answer, told)) if pair[0] != pair[1]), 0)
+            raise Wrong(f"two readers, two texts: C++ {answer[len(str(path)) + 2:][:300]!r}, Python {told[len(str(path)) + 2:][:300]!r}, from {differ}")
+        return "ok" if answer == "ok" else "error"
+
+    def _answer(self, path: Path) -> str:
+        if self._process is None:
+            self._process = subprocess.Popen([PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._process.stdin.write(f"{self._kind} {path}\n".encode())
+        answer = b""
+        while not answer.endswith(b"\n"):
+            ready, _, _ = select.select([self._process.stdout], [], [], 4 * SECONDS)
+            piece = os.read(self._process.stdout.fileno(), 1 << 16) if ready else b""
+            if not piece:
+                self._process.kill()
+                status, self._process = self._process.wait(), None
+                raise Wrong(f"the C++ reader ended by status {status}" if ready else f"the C++ reader took more than {4 * SECONDS} s")
+            answer += piece
+        return answer[:-1].decode("utf-8", "backslashreplace")
+
+
 def journal_sample() -> bytes:
     """Every kind of record: two probes, one with elements, three steps, the notes of an incident."""
     full = row_type(True)
@@ -512,6 +554,12 @@ def targets() -> dict[str, Target]:
     found["labels"] = Target("opd.evaluate, labels.toml", lambda path, rng: _caught(lambda: read_labels(path), path, CorpusError),
                              [("labels.toml", LABELS)], damaged)
     found["journal"] = Target("opd.capture, journals", _journal, [("run.safetensors.journal", journal_sample())], damaged_journal)
+    if PROGRAM.exists():
+        found["trace-c++"] = Target("traces in C++, with the words of opd.trace", _Cpp("trace", Trace.read, TraceError),
+                                    [("sample.safetensors", test_trace.sample().to_bytes()), ("operands.safetensors", test_trace.operand_sample().to_bytes())],
+                                    damaged_safetensors)
+        found["config-c++"] = Target("device configurations in C++, with the words of opd.device_config",
+                                     _Cpp("config", device_config.read, device_config.ConfigFileError), [("device.json", CONFIG)], damaged_json)
     return found
 
 

@@ -11,7 +11,8 @@ from fuzzing import Target, check_text, distinct, run
 from opd.importers import IMPORTERS
 
 SEED = int(os.environ.get("OPD_SEED", "0x0F22"), 0)
-CASES = {"trace": 150, "config": 200, "labels": 200, "journal": 60}
+IN_CPP = ["trace-c++", "config-c++"]
+CASES = {"trace-c++": 800, "config-c++": 800, "trace": 150, "config": 200, "labels": 200, "journal": 60}
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +21,14 @@ def targets():
 
 
 def test_every_reader_is_a_target(targets):
-    assert {*IMPORTERS, "detect", "trace", "config", "labels", "journal"} == set(targets)
+    assert {*IMPORTERS, "detect", "trace", "config", "labels", "journal", *(IN_CPP if fuzzing.PROGRAM.exists() else ())} == set(targets)
     assert all(target.samples for target in targets.values())
 
 
-@pytest.mark.parametrize("name", [*IMPORTERS, "detect", "trace", "config", "labels", "journal"])
+@pytest.mark.parametrize("name", [*IMPORTERS, "detect", "trace", "config", "labels", "journal", *IN_CPP])
 def test_damaged_samples(name, targets):
+    if name not in targets:
+        pytest.skip(f"{fuzzing.PROGRAM} is not built (scripts/setup)")
     print(f"reproduce: OPD_SEED={SEED}, or scripts/fuzz --seed {SEED} {name}")
     cases = CASES.get(name, 30)
     result = run(name, targets, SEED, cases)

@@ -572,11 +572,7 @@ def test_both_readers_say_the_same_of_mutated_files(tmp_path, sample):
     cpp = tool("check", *paths).decode().splitlines()
     python = [error_of(lambda: Trace.read(path)) for path in paths]
     assert len(cpp) == len(python) == 4000
-    # A text with two faults may be blamed for either: the nesting of one that is not JSON either, say.
-    verdict = lambda text: "ok" if text == "ok" else "error"
-    assert [p.name for p, a, b in zip(paths, cpp, python) if verdict(a) != verdict(b)] == []
-    different = [(a, b) for a, b in zip(cpp, python) if a != b and "duplicate key" not in a + b]
-    assert different == []
+    assert [(a, b) for a, b in zip(cpp, python) if a != b] == []
     assert 100 < python.count("ok") < 2000
 
 
