@@ -5,11 +5,14 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 
+from opd.texts import printable
+
 DASH = '<span class="none">&ndash;</span>'
 
 
 def text(value) -> str:
-    return html.escape(str(value))
+    """As it may stand in a page: no markup, no control character."""
+    return html.escape(printable(str(value)))
 
 
 def count(value: int, singular: str, ending: str = "s") -> str:

@@ -14,10 +14,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from opd.capture.cli import main as capture_main
 from opd.report import read_records
-from opd.trace import Trace
+from opd.trace import Probe, Trace, TraceError, TraceWriter
 from test_replay import small_trace
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -274,3 +275,45 @@ def test_actions_that_contradict_each_other(arguments, said, capsys):
     with pytest.raises(SystemExit) as end:
         capture_main(arguments)
     assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+# --- names that are not what they seem ---------------------------------------------------------------------------------------
+
+HOSTILE = ("../../outside", "/tmp/opd-outside", "a\nb", "\x1b]0;title\x07", "\x9b2J", "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>",
+           "nul\0byte", "]]>-->", "\u202egnp", "x" * 3000)
+
+
+@pytest.mark.parametrize("name", ["replay", "evaluate", "triage"])
+def test_names_of_operators_stay_text(tmp_path, name):
+    """They neither name a file nor become part of a page or of a terminal's controls."""
+    if name == "replay" and not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM} is not built (scripts/setup)")
+    probes = [Probe(text, "activation", "FP16", (4,)) for text in HOSTILE]
+    writer = TraceWriter("hostile", "data", probes)
+    for step in range(30):
+        bad = np.int64(step == 29)
+        writer.add_step(step, max_abs=np.full(len(probes), 2.0**min(step, 15), np.float32), nonfinite=np.full(len(probes), bad))
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    writer.write(tmp_path / "in" / "deep" / "hostile.safetensors")
+    out = tmp_path / "in" / "deep" / "out"
+    program = [str(PROGRAM)] if name == "replay" else [sys.executable, "-m", "opd"]
+    options = [] if name == "triage" else ["--out", str(out)]
+    options += ["--paths", "systemc,cpu"] if name == "replay" else []
+    done = subprocess.run([*program, name, tmp_path / "in" / "deep" / "hostile.safetensors", *options], env=ENVIRONMENT, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    shown = (done.stdout + done.stderr).decode("utf-8")
+    assert all(c.isprintable() or c == "\n" for c in shown), [c for c in shown if not c.isprintable() and c != "\n"]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"hostile.safetensors", "report.html", "summary.json", "evaluation.html",
+        "evaluation.json", "hostile.cpu.records", "hostile.systemc.records", "hostile.baseline", "hostile.z"}
+    assert not Path("/tmp/opd-outside").exists()
+    for page in out.glob("*.html"):
+        text = page.read_text()
+        assert "<script>alert" not in text and "<img src=x" not in text and "\0" not in text and "\x1b" not in text
+        whole(page)
+
+
+@pytest.mark.parametrize("text", ["../../outside", "/tmp/opd-outside", "a/b", "a\0b", "</script>", ""])
+def test_a_trace_of_such_a_name_is_refused(text, tmp_path):
+    with pytest.raises(TraceError, match="is not a short name; use letters, digits"):
+        small_trace(name=text).write(tmp_path / "a.safetensors")
+    assert list(tmp_path.iterdir()) == []

@@ -1,13 +1,13 @@
 """evaluation.html: the tables and the ROC of an evaluation as one file that works offline, in the style of report.html."""
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from opd.evaluate.tables import RATES, REACHED, absences, event, threshold
 from opd.page import page
+from opd.report_parts import text as _text
 from opd.trace import LABELS
 
 STYLE = Path(__file__).resolve().parents[1] / "report.css"
@@ -18,10 +18,6 @@ COLOURS = ("#1f5fa6", "#86b4e0", "#d55e00", "#e69f00", "#009e73", "#5fc9a8", "#7
            "#111111", "#8c6d31", "#b5bcc4", "#56b4e9", "#f0a6ca")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "x", "cross")
 FLOOR = 0.01  # false alarms per 1000 at which the logarithmic axis begins; 0 is drawn there
-
-
-def _text(value) -> str:
-    return html.escape(str(value))
 
 
 def _number(value: float | None) -> str:
