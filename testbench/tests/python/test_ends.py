@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -249,9 +250,8 @@ def test_a_training_run_that_is_ended(inputs, tmp_path, name):
     else:
         assert {path.name for path in tmp_path.iterdir()} <= {"log.jsonl", "states"}
         assert any(json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines())
-        import torch
         states = list((tmp_path / "states").iterdir())
-        assert states and all(torch.load(path, weights_only=True) for path in states)
+        assert states and all(zipfile.ZipFile(path).testzip() is None for path in states)  # as torch.save writes them
 
 
 def test_a_capture_on_a_full_disk(inputs, tmp_path):
