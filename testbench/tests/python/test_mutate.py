@@ -229,7 +229,7 @@ def test_a_run_that_is_ended_leaves_nothing(mutate, name):
 
 @pytest.mark.parametrize("arguments, words", [
     (["--component", "nothing"], "--component nothing: no such component"), (["--sample", "0"], "--sample 0: give at least 1"),
-    (["--jobs", "0"], "--jobs 0: give at least 1"), (["--save", "--list"], "--save: writes the table of all components"),
+    (["--jobs", "0"], "--jobs 0: give at least 1"), (["--save", "--list"], "--save: writes the table of whole components"),
     (["--file", "other"], "--file other: in the path of no file"), (["--sampel", "3"], "--sampel")])
 def test_bad_options_are_named(mutate, arguments, words):
     result = mutate(*arguments)
