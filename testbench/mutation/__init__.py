@@ -1,0 +1,1 @@
+"""Mutation testing of the repository's own sources: scripts/mutate, docs/mutation.md."""
