@@ -47,7 +47,7 @@ module opd_top #(
   input  logic [2:0]                 stat_format_i,
   input  logic [31:0]                stat_step_i,
   input  logic signed [7:0]          stat_scale_log2_i,
-  input  logic [31:0]                stat_max_mag_i,            // bits above the format's magnitude are dropped
+  input  logic [31:0]                stat_max_mag_i,            // the format's bits count
   input  logic [31:0]                stat_element_count_i,
   input  logic [31:0]                stat_nonfinite_count_i,
   input  logic [31:0]                stat_first_nonfinite_i,    // 0xFFFFFFFF = none

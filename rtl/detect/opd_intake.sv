@@ -23,7 +23,7 @@ module opd_intake #(
   input  logic                 stat_valid_i,
   output logic                 stat_ready_o,
   input  opd_pkg::descriptor_t stat_descriptor_i,
-  input  opd_pkg::summary_t    stat_summary_i,       // as it came: counters not clamped, any max_mag
+  input  opd_pkg::summary_t    stat_summary_i,       // not clamped, any max_mag
   // Queue
   input  logic                 queue_has_room_i,     // for the sideband: half of it is the tap's
   output logic                 completion_valid_o,

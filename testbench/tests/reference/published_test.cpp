@@ -335,6 +335,10 @@ TEST(ReferenceBinary32, ScaledMovesTheExponentAndNeverRounds) {
 
 TEST(ReferenceBinary32, EqualsSoftFloat) {
   int compared = 0;
+  // The host's NaN has a payload; none is observable, as nothing that the engine computes is one.
+  const auto bits_of = [](float value) {
+    return std::isnan(value) ? 0x7FC00000u : std::bit_cast<std::uint32_t>(value);
+  };
   for (const tb::Binary32Vector& v : tb::binary32_vectors()) {
     volatile float a = std::bit_cast<float>(v.a), b = std::bit_cast<float>(v.b);
     ASSERT_EQ(bits_of(ref::add(a, b)), v.sum) << std::hex << v.a << ' ' << v.b;
