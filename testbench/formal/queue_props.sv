@@ -105,11 +105,15 @@ module queue_props #(
       if (completion_valid) begin
         SeqCountsCompletions: assert (completion.seq == seq_q);
         DescriptorOfSource:   assert (completion.descriptor == descriptor);
-        MaximumAsItIs: assert (completion.summary.max_mag == (tap_valid_i ? tap_summary_i : stat_summary_i).max_mag);
       end
       if (tap_valid_i) begin
         TapStatisticAsItIs: assert (completion.summary == tap_summary_i);
       end else if (completion_valid) begin
+        case (stat_descriptor_i.format)
+          3'd0, 3'd1: StatMaximumOf15Bits: assert (completion.summary.max_mag == {16'd0, stat_summary_i.max_mag[14:0]});
+          3'd2, 3'd3: StatMaximumOf7Bits:  assert (completion.summary.max_mag == {24'd0, stat_summary_i.max_mag[6:0]});
+          default:    StatMaximumAsItIs:   assert (completion.summary.max_mag == stat_summary_i.max_mag);
+        endcase
         StatElementsClamped: assert (clamped(completion.summary.element_count, stat_summary_i.element_count, CounterMax));
         StatNonfinitesClamped:
           assert (clamped(completion.summary.nonfinite_count, stat_summary_i.nonfinite_count, CounterMax));
