@@ -130,7 +130,7 @@ def test_every_key_of_the_summary_is_documented_and_every_documented_key_is_ther
 
 @needs_program
 @pytest.mark.parametrize("old, new, told", [
-    ("`stall_cycles`, ", "", "traces[].reaction_and_overhead[].stall_cycles: not documented"),
+    ("`sideband_wait_cycles`, ", "", "traces[].reaction_and_overhead[].sideband_wait_cycles: not documented"),
     ("`microseconds_per_step`", "`microseconds_per_step`, `reread`", "traces[].reaction_and_overhead[].reread: documented, and in no file"),
     ("| `traces[].host.hints[].factors` |", "| `traces[].factors` |", "traces[].host.hints[].factors: an object that no row describes"),
     ("| `config` | `<field>` |", "| `config` | `jump_threshold` |", "config.z_threshold: not documented"),

@@ -449,8 +449,8 @@ def test_evaluation_that_cannot_be_written_leaves_the_one_before(folder, monkeyp
         patch.setattr(files.os, "fsync", full_disk)
         assert main([*arguments, "--seed", "2"]) == 2
     assert len(synchronised) == 2
-    assert capsys.readouterr().err == (f"opd evaluate: {out}: cannot be written (No space left on device); check --out and its "
-                                       "free space\n")
+    assert capsys.readouterr().err == (f"opd evaluate: {out / 'evaluation.json'}: cannot be written (No space left on device); "
+                                       "check --out and its free space\n")
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     (out / "evaluation.html").unlink()
     (out / "evaluation.html").mkdir()
