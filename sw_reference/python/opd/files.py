@@ -7,12 +7,15 @@ import os
 import secrets
 import signal
 import stat
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
 
 T = TypeVar("T")
+LOCK_SECONDS = 5.0  # for which another writer of the folder is waited for
 
 
 class NotRegular(OSError):
@@ -76,16 +79,49 @@ def _named(path: Path, action: Callable[[], T]) -> T:
 
 @contextmanager
 def _alone(targets: Sequence[Path]) -> Iterator[None]:
-    """No signal comes between two of several files, and no other writer of the same folder."""
+    """No signal comes between two of several files, and no other writer of the same folder. Raises OSError when another one has
+    the folder for longer than the renaming of files takes: a replay has it for the whole of its run."""
     if len(targets) == 1:
         yield
         return
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     folder = os.open(targets[0].parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # a file system without locks has none to give
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
+        _lock(folder, targets[0].parent)
+        with _signals_later():
+            yield
     finally:
         os.close(folder)
-        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+
+
+def _lock(folder: int, path: Path) -> None:
+    """May be ended by a signal."""
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise OSError(errno.EBUSY, "another command is writing there", os.fspath(path), None, os.fspath(path)) from None
+        except OSError:  # a file system without locks has none to give
+            return
+        time.sleep(0.02)
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """TERM, INT and HUP act when this has ended. Python runs handlers on the main thread, whichever thread was given the signal,
+    so a mask would not do; on another thread they interrupt nothing here."""
+    came: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not None:  # one that C has put cannot be put back
+                before[number] = signal.signal(number, lambda received, _: came.append(received))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)

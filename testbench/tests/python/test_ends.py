@@ -3,6 +3,7 @@ the new one as a whole, or absent; after TERM and a full disk nothing else is le
 
 A library in LD_PRELOAD makes fsync() and rename() slow, so that the moments between them last. Testplan: END-01.
 """
+import fcntl
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opd import files
 from opd.capture.cli import main as capture_main
 from opd.report import read_records
 from opd.trace import Probe, Trace, TraceError, TraceWriter
@@ -317,3 +320,47 @@ def test_a_trace_of_such_a_name_is_refused(text, tmp_path):
     with pytest.raises(TraceError, match="is not a short name; use letters, digits"):
         small_trace(name=text).write(tmp_path / "a.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_waits_until_all_files_have_their_names(tmp_path, monkeypatch):
+    """Also one that another thread was given: Python runs its handler on the main thread all the same."""
+    targets = [tmp_path / name for name in "abc"]
+    replaced = []
+
+    def replace(source, target):
+        replaced.append(target)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        os.rename(source, target)
+
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    monkeypatch.setattr(files.os, "replace", replace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            files.write_all_whole({target: b"new" for target in targets})
+    finally:
+        stop.set()
+        other.join()
+    assert replaced == targets and sorted(tmp_path.iterdir()) == targets
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_folder_that_another_command_has_is_said(inputs, tmp_path, monkeypatch):
+    """As a replay has it for the whole of its run."""
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(OSError, match="another command is writing there"):
+        files.write_all_whole({tmp_path / name: b"new" for name in "ab"})
+    assert list(tmp_path.iterdir()) == []
+    process = start(inputs, "evaluate", COMMANDS["evaluate"].first, tmp_path)
+    time.sleep(3)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (2, 128 + signal.SIGTERM), err
+    assert list(tmp_path.iterdir()) == []
+    os.close(held)
+    files.write_all_whole({tmp_path / name: b"new" for name in "ab"})
+    assert len(list(tmp_path.iterdir())) == 2
