@@ -48,7 +48,7 @@ def write_all_whole(files: Mapping[str | os.PathLike, bytes]) -> None:
     targets = {target_of(file): data for file, data in files.items()}
     for path in targets:
         if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path), None, os.fspath(path))
+            raise _error(path, errno.EISDIR)
     # Named before they are made: whatever ends this, and when, all of them are removed.
     temporaries = {path: path.with_name(f"{path.name}.{secrets.token_hex(4)}") for path in targets}
     try:
@@ -63,6 +63,11 @@ def write_all_whole(files: Mapping[str | os.PathLike, bytes]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def _error(path: Path, number: int, words: str | None = None) -> OSError:
+    """Of the kind that Python has for the number, in the system's words unless others are given."""
+    return OSError(number, words or os.strerror(number), os.fspath(path), None, os.fspath(path))
+
+
 def _fill(stream: IO[bytes], data: bytes) -> None:
     stream.write(data)
     stream.flush()
@@ -74,7 +79,7 @@ def _named(path: Path, action: Callable[[], T]) -> T:
     try:
         return action()
     except OSError as error:
-        raise OSError(error.errno, error.strerror, os.fspath(path), None, os.fspath(path)) from None
+        raise _error(path, error.errno, error.strerror) from None
 
 
 @contextmanager
@@ -102,7 +107,7 @@ def _lock(folder: int, path: Path) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > end:
-                raise OSError(errno.EBUSY, "another command is writing there", os.fspath(path), None, os.fspath(path)) from None
+                raise _error(path, errno.EBUSY, "another command is writing there") from None
         except OSError:  # a file system without locks has none to give
             return
         time.sleep(0.02)
